@@ -1,0 +1,126 @@
+"""The triangular tanh equation, whose solution inverts planar and Sylvester steps.
+
+With T = R̃R, multiplying z' = z + Q R tanh(a), a = R̃Qᵀz + b, by R̃Qᵀ gives
+
+    a + T tanh(a) = c,    c = R̃Qᵀz' + b,
+
+in which nothing is divided by R̃. T is upper triangular with diagonal ρ > −1, so the rows can be solved from the last
+to the first, and each is a scalar equation a + ρ tanh(a) = c' that is monotone with its root in c' ± |ρ|.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sylvester.linalg.operators import matvec
+from sylvester.linalg.opaque import opaque
+
+_NEWTON_STEPS = 24
+_SCALAR_STEPS = 80
+# Newton's Jacobians take M² numbers per point: so many numbers are in hand at once.
+_WORKING_SET = 1 << 24
+
+
+def solve_tanh(t: Tensor, c: Tensor) -> Tensor:
+    """The a ``(*, M)`` with a + T tanh(a) = c, for T ``(*, M, M)`` upper triangular with diagonal > −1.
+
+    Batch axes broadcast. What lies below T's diagonal is ignored. Newton's method, which is triangular here,
+    and row-by-row bracketing where it does not settle; the gradient comes from the implicit function theorem:
+    (I + T diag(tanh'(a))) da = dc − dT tanh(a).
+    """
+    if t.dim() < 2 or t.shape[-1] != t.shape[-2] or c.dim() < 1 or c.shape[-1] != t.shape[-1]:
+        raise ValueError(f"Expected t (*, M, M) and c (*, M); got {tuple(t.shape)} and {tuple(c.shape)}")
+    return _SolveTanh.apply(t, c)
+
+
+class _SolveTanh(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(t: Tensor, c: Tensor) -> Tensor:
+        return _solve_tanh_value(t, c)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(inputs[0], output)
+        ctx.c_shape = inputs[1].shape
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        t, a = ctx.saved_tensors
+        h = a.tanh()
+        jacobian = _jacobian(t, h)
+        adjoint = torch.linalg.solve_triangular(jacobian.mT, grad.unsqueeze(-1), upper=False).squeeze(-1)
+        grad_t = (adjoint.unsqueeze(-1) * -h.unsqueeze(-2)).sum_to_size(t.shape).triu()
+        return grad_t, adjoint.sum_to_size(ctx.c_shape)
+
+
+def _jacobian(t: Tensor, h: Tensor) -> Tensor:
+    """I + T diag(tanh'), where h = tanh(a): (*, M, M)."""
+    return t.triu() * (1 - h * h).unsqueeze(-2) + torch.eye(t.shape[-1], dtype=t.dtype, device=t.device)
+
+
+def _broadcast_c(t: Tensor, c: Tensor) -> Tensor:
+    return c.new_empty(torch.broadcast_shapes(t.shape[:-1], c.shape))
+
+
+@opaque("solve_tanh", "(Tensor t, Tensor c) -> Tensor", event_dims=(2, 1), fake=_broadcast_c)
+def _solve_tanh_value(t: Tensor, c: Tensor) -> Tensor:
+    shape = torch.broadcast_shapes(t.shape[:-1], c.shape)
+    m = shape[-1]
+    t = t.triu()
+    # Samples in front: (S, *P, M) with one matrix per P, so that a chunk of samples shares its matrices.
+    batch = t.dim() - 2
+    c = c.expand(shape).reshape(-1, *shape[len(shape) - 1 - batch :])
+    points = max(1, c[0].numel() // m)
+    chunk = max(1, _WORKING_SET // (points * m * m))
+    solved = [_newton(t, part) for part in c.split(chunk)]
+    return torch.cat(solved).reshape(shape) if solved else c.new_empty(shape)
+
+
+def _newton(t: Tensor, c: Tensor) -> Tensor:
+    reach = t.abs().sum(-1)  # |a − c| ≤ reach, since |tanh| ≤ 1
+    tolerance = 4 * torch.finfo(c.dtype).eps * (1 + c.abs() + reach)
+    lower, upper = c - reach, c + reach
+    a = c
+    for _ in range(_NEWTON_STEPS):
+        h = a.tanh()
+        residual = a + matvec(t, h) - c
+        settled = (residual.abs() <= tolerance).all(-1)
+        if settled.all():
+            return a
+        step = torch.linalg.solve_triangular(_jacobian(t, h), residual.unsqueeze(-1), upper=True).squeeze(-1)
+        a = torch.clamp(a - step, lower, upper)
+    stray = ~settled
+    rows = t.expand(*c.shape, c.shape[-1])[stray]
+    return a.masked_scatter(stray.unsqueeze(-1), _back_substitute(rows, c[stray]))
+
+
+def _back_substitute(t: Tensor, c: Tensor) -> Tensor:
+    """The same solution row by row, each bracketed: slower, and sure."""
+    a, h = torch.zeros_like(c), torch.zeros_like(c)
+    for i in reversed(range(c.shape[-1])):
+        known = c[..., i] - (t[..., i, i + 1 :] * h[..., i + 1 :]).sum(-1)
+        a[..., i] = _scalar(t[..., i, i], known)
+        h[..., i] = a[..., i].tanh()
+    return a
+
+
+def _scalar(rho: Tensor, c: Tensor) -> Tensor:
+    """The root of the increasing function a + ρ tanh(a) − c: Newton's step where it stays in the bracket, else half."""
+    lower, upper = c - rho.abs(), c + rho.abs()
+    a = c
+    for _ in range(_SCALAR_STEPS):
+        h = a.tanh()
+        residual = a + rho * h - c
+        lower, upper = torch.where(residual > 0, lower, a), torch.where(residual > 0, a, upper)
+        step = a - residual / (1 + rho * (1 - h * h))
+        inside = (step > lower) & (step < upper)
+        following = torch.where(inside, step, (lower + upper) / 2)
+        if torch.equal(following, a):
+            break
+        a = following
+    return a
