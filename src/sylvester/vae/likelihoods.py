@@ -1,0 +1,70 @@
+"""Distributions over x that decoders return, all with the whole of x as one event."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributions import Bernoulli, Distribution, Independent, Normal, constraints
+
+
+def bernoulli(logits: Tensor, event_dims: int) -> Independent:
+    """Binary x from logits: -softplus is exact where a probability would round to 0 or 1."""
+    return Independent(Bernoulli(logits=logits, validate_args=False), event_dims, validate_args=False)
+
+
+def gaussian(mean: Tensor, log_scale: Tensor, event_dims: int) -> Independent:
+    """Real x around ``mean``, with a scale that broadcasts against it."""
+    scale = log_scale.to(mean.dtype).exp().expand_as(mean)
+    return Independent(Normal(mean, scale, validate_args=False), event_dims, validate_args=False)
+
+
+class PixelLevels(Distribution):
+    """Independent categorical pixels: x = k / (L - 1) with probability softmax(logits)_k, k in 0 ... L-1.
+
+    ``logits`` is (*batch, C, H, W, L). Values, samples and the mean are all in [0, 1], so that x means the
+    same to the encoder, to the decoder and to whoever looks at it.
+    """
+
+    arg_constraints = {"logits": constraints.real_vector}  # noqa: RUF012  (torch's own convention)
+    support = constraints.independent(constraints.unit_interval, 3)
+
+    def __init__(self, logits: Tensor, validate_args: bool | None = False) -> None:
+        if logits.dim() < 4:
+            raise ValueError(f"Expected logits of shape (*, C, H, W, levels); got {tuple(logits.shape)}")
+        self.logits = logits
+        super().__init__(logits.shape[:-4], logits.shape[-4:-1], validate_args=validate_args)
+
+    @property
+    def levels(self) -> int:
+        return self.logits.shape[-1]
+
+    @property
+    def mean(self) -> Tensor:
+        level = torch.arange(self.levels, dtype=self.logits.dtype, device=self.logits.device)
+        return self.logits.softmax(-1) @ level / (self.levels - 1)
+
+    def expand(self, batch_shape: Any, _instance: Any = None) -> PixelLevels:
+        new = self._get_checked_instance(PixelLevels, _instance)
+        new.logits = self.logits.expand(*batch_shape, *self.logits.shape[-4:])
+        super(PixelLevels, new).__init__(torch.Size(batch_shape), self.event_shape, validate_args=False)
+        new._validate_args = self._validate_args
+        return new
+
+    def sample(self, sample_shape: Any = ()) -> Tensor:
+        shape = self._extended_shape(torch.Size(sample_shape))
+        draws = torch.Size(sample_shape).numel()
+        with torch.no_grad():
+            probabilities = self.logits.softmax(-1).reshape(-1, self.levels)
+            level = torch.multinomial(probabilities, draws, replacement=True)  # (pixels, draws)
+        return level.T.reshape(shape).to(self.logits.dtype) / (self.levels - 1)
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        if self._validate_args:
+            self._validate_sample(value)
+        level = (value * (self.levels - 1)).round().long()
+        shape = torch.broadcast_shapes(level.shape, self.logits.shape[:-1])
+        logits = self.logits.expand(*shape, self.levels)
+        chosen = logits.gather(-1, level.expand(shape).unsqueeze(-1)).squeeze(-1)
+        return (chosen - self.logits.logsumexp(-1)).sum((-3, -2, -1))
