@@ -1,0 +1,20 @@
+"""The equations, one family a file. Parameters are tensors, taken as given; constraints live in ``flows``."""
+
+from sylvester.transforms.autoregressive import AutoregressiveTransform
+from sylvester.transforms.base import FlowTransform, call_and_ladj
+from sylvester.transforms.coupling import CouplingTransform
+from sylvester.transforms.householder import HouseholderTransform
+from sylvester.transforms.planar import PlanarTransform
+from sylvester.transforms.radial import RadialTransform
+from sylvester.transforms.sylvester import SylvesterTransform
+
+__all__ = [
+    "AutoregressiveTransform",
+    "CouplingTransform",
+    "FlowTransform",
+    "HouseholderTransform",
+    "PlanarTransform",
+    "RadialTransform",
+    "SylvesterTransform",
+    "call_and_ladj",
+]

@@ -1,0 +1,49 @@
+"""Planar flows (Rezende & Mohamed, 2015).
+
+    z' = z + u tanh(w·z + b)                                          (eq. 8)
+
+The Jacobian is a rank-one update of the identity, so by the matrix determinant lemma its determinant is the scalar
+1 + tanh'(w·z + b) w·u, which costs one dot product.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from sylvester.linalg import solve_tanh
+from sylvester.transforms.base import FlowTransform, batch_shape_of
+
+
+class PlanarTransform(FlowTransform):
+    """z' = z + u tanh(w·z + b), for u, w ``(*, D)`` and b ``(*)`` with w·u > −1.
+
+    At w = 0 it is the translation by u tanh(b). The inverse solves the scalar equation a + (w·u) tanh(a) = w·z' + b
+    for a = w·z + b: the triangular tanh equation with M = 1.
+    """
+
+    parameters = ("u", "w", "b")
+
+    def __init__(self, u: Tensor, w: Tensor, b: Tensor, *, validate_args: bool = False, cache_size: int = 0):
+        batch_shape = batch_shape_of(u=(u, 1), w=(w, 1), b=(b, 0))
+        if u.shape[-1] != w.shape[-1]:
+            raise ValueError(f"Expected u and w with equally many features; got {u.shape[-1]} and {w.shape[-1]}")
+        self.u, self.w, self.b = u, w, b
+        self._wu = (w * u).sum(-1)
+        super().__init__(u.shape[-1], batch_shape, validate_args=validate_args, cache_size=cache_size)
+
+    def _check_parameters(self) -> None:
+        if not (self._wu > -1).all():
+            raise ValueError(f"Expected w·u > -1, or the step is not invertible; got {self._wu.min().item():.6g}")
+
+    def _forward(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        h = torch.tanh((self.w * z).sum(-1) + self.b)
+        return z + self.u * h.unsqueeze(-1), self._ladj(h)
+
+    def _backward(self, y: Tensor) -> tuple[Tensor, Tensor]:
+        c = (self.w * y).sum(-1) + self.b
+        h = torch.tanh(solve_tanh(self._wu[..., None, None], c.unsqueeze(-1)).squeeze(-1))
+        return y - self.u * h.unsqueeze(-1), self._ladj(h)
+
+    def _ladj(self, h: Tensor) -> Tensor:
+        return torch.log1p(self._wu * (1 - h * h))
