@@ -43,8 +43,7 @@ def mat(data: bytes, *names: str) -> list[NDArray]:
 def npz(data: bytes) -> dict[str, NDArray]:
     """All arrays of a NumPy archive, without executing pickled objects."""
     try:
-        with np.load(io.BytesIO(data), allow_pickle=False) as archive:
-            return dict(archive)
+        return dict(np.lib.npyio.NpzFile(io.BytesIO(data), allow_pickle=False))
     except Exception as error:  # zip, zlib and NumPy raise whatever the damage leads them to
         raise DataError(f"Expected an .npz archive of plain arrays; got something else ({error}).") from error
 
