@@ -71,8 +71,8 @@ class Estimate:
         if heavy > _TOLERATED_SHARE * count:
             return (
                 f"Pareto k̂ exceeds {KHAT_LIMIT} for {heavy} of {count} images: their importance weights "
-                f"are too heavy-tailed for {self.samples} samples, so log p(x) is probably underestimated and "
-                "its Monte Carlo error too small."
+                f"are too heavy-tailed for {self.samples} samples, so log p(x) is probably underestimated "
+                "and its Monte Carlo error too small."
             )
         unknown = int((self.khat.isnan() & (self.mc_error != 0)).sum())  # equal weights need no k̂
         if unknown > _TOLERATED_SHARE * count:

@@ -6,6 +6,7 @@ CPU's and the GPU's convolutions prefer: the weights are stored so and the activ
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -21,7 +22,7 @@ Likelihood = Literal["bernoulli", "categorical", "gaussian"]
 LEVELS = 256
 
 
-class Gated(nn.Module):
+class GatedConv(nn.Module, ABC):
     """One convolution of twice the width whose first half is gated by the sigmoid of its second.
 
     Each half starts as torch would have started it alone. That matters for transposed convolutions, whose
@@ -46,8 +47,47 @@ class Gated(nn.Module):
             assert bias is not None
             bias.copy_(torch.cat([half.bias for half in halves if half.bias is not None]))
 
+    @abstractmethod
+    def convolve(self, x: Tensor) -> Tensor:
+        """``self.convolution(x)``, by whatever way is fastest."""
+
     def forward(self, x: Tensor) -> Tensor:
-        return nn.functional.glu(self.convolution(x), dim=1)
+        # Along the last axis of the channels-last view: glu(dim=1) has a backward that loses the layout.
+        return nn.functional.glu(self.convolve(x).movedim(1, -1), dim=-1).movedim(-1, 1)
+
+
+class GatedConv(Gated):
+    """The general case, for convolutions and transposed ones."""
+
+    def convolve(self, x: Tensor) -> Tensor:
+        return self.convolution(x)
+
+
+class GatedCollapse(Gated):
+    """A map (B, C, H, W) to one point (B, C', 1, 1): the kernel covers the map.
+
+    That is a matrix product, which torch's convolution does not notice: five times faster with its backward.
+    """
+
+    def __init__(self, in_channels: int, out_channels: int, kernel_size: tuple[int, int]) -> None:
+        super().__init__(nn.Conv2d, in_channels, out_channels, kernel_size)
+
+    def convolve(self, x: Tensor) -> Tensor:
+        weight = self.convolution.weight.movedim(1, -1).flatten(1)  # (C', H·W·C), a view in channels-last
+        y = nn.functional.linear(x.movedim(1, -1).flatten(1), weight, self.convolution.bias)
+        return y[:, :, None, None]
+
+
+class GatedSpread(Gated):
+    """One point (B, C, 1, 1) to a map (B, C', H, W): `GatedCollapse` transposed."""
+
+    def __init__(self, in_channels: int, out_channels: int, kernel_size: tuple[int, int]) -> None:
+        super().__init__(nn.ConvTranspose2d, in_channels, out_channels, kernel_size)
+
+    def convolve(self, x: Tensor) -> Tensor:
+        weight = self.convolution.weight.movedim(1, -1)  # (C, H, W, C')
+        y = (x.flatten(1) @ weight.flatten(1)).unflatten(1, weight.shape[1:]) + self.convolution.bias
+        return y.movedim(-1, 1)
 
 
 class GatedConvEncoder(nn.Module):
@@ -63,16 +103,16 @@ class GatedConvEncoder(nn.Module):
         super().__init__()
         if architecture not in ("paper", "released"):
             raise ValueError(f"Expected architecture 'paper' or 'released'; got {architecture!r}")
-        channels, *quarter = _quartered(shape)
+        channels, quarter = _quartered(shape)
         self.shape, self.context = tuple(shape), context
-        middle = [Gated(nn.Conv2d, 64, 64, 5, padding=2) for _ in range(2 if architecture == "paper" else 1)]
+        repeats = 2 if architecture == "paper" else 1
         self.layers = nn.Sequential(
-            Gated(nn.Conv2d, channels, 32, 5, padding=2),
-            Gated(nn.Conv2d, 32, 32, 5, padding=2, stride=2),
-            Gated(nn.Conv2d, 32, 64, 5, padding=2),
-            Gated(nn.Conv2d, 64, 64, 5, padding=2, stride=2),
-            *middle,
-            Gated(nn.Conv2d, 64, context, (quarter[0], quarter[1])),
+            GatedConv(nn.Conv2d, channels, 32, 5, padding=2),
+            GatedConv(nn.Conv2d, 32, 32, 5, padding=2, stride=2),
+            GatedConv(nn.Conv2d, 32, 64, 5, padding=2),
+            GatedConv(nn.Conv2d, 64, 64, 5, padding=2, stride=2),
+            *(GatedConv(nn.Conv2d, 64, 64, 5, padding=2) for _ in range(repeats)),
+            GatedCollapse(64, context, quarter),
         )
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # unknown to torch's stubs
 
@@ -100,7 +140,7 @@ class GatedConvDecoder(nn.Module):
         self, shape: Sequence[int], features: int = 64, *, likelihood: Likelihood = "bernoulli"
     ) -> None:
         super().__init__()
-        channels, *quarter = _quartered(shape)
+        channels, quarter = _quartered(shape)
         self.shape, self.features, self.likelihood = tuple(shape), features, likelihood
         upsample = {"padding": 2, "stride": 2, "output_padding": 1}
         head: list[nn.Module]
@@ -114,12 +154,12 @@ class GatedConvDecoder(nn.Module):
                 f"Expected likelihood 'bernoulli', 'categorical' or 'gaussian'; got {likelihood!r}"
             )
         self.layers = nn.Sequential(
-            Gated(nn.ConvTranspose2d, features, 64, (quarter[0], quarter[1])),
-            Gated(nn.ConvTranspose2d, 64, 64, 5, padding=2),
-            Gated(nn.ConvTranspose2d, 64, 32, 5, **upsample),
-            Gated(nn.ConvTranspose2d, 32, 32, 5, padding=2),
-            Gated(nn.ConvTranspose2d, 32, 32, 5, **upsample),
-            Gated(nn.ConvTranspose2d, 32, 32, 5, padding=2),
+            GatedSpread(features, 64, quarter),
+            GatedConv(nn.ConvTranspose2d, 64, 64, 5, padding=2),
+            GatedConv(nn.ConvTranspose2d, 64, 32, 5, **upsample),
+            GatedConv(nn.ConvTranspose2d, 32, 32, 5, padding=2),
+            GatedConv(nn.ConvTranspose2d, 32, 32, 5, **upsample),
+            GatedConv(nn.ConvTranspose2d, 32, 32, 5, padding=2),
             *head,
         )
         if likelihood == "gaussian":
@@ -142,11 +182,11 @@ class GatedConvDecoder(nn.Module):
         return likelihoods.bernoulli(x, 3)
 
 
-def _quartered(shape: Sequence[int]) -> tuple[int, int, int]:
-    """(C, H, W) to (C, H/4, W/4)."""
+def _quartered(shape: Sequence[int]) -> tuple[int, tuple[int, int]]:
+    """(C, H, W) to C and (H/4, W/4)."""
     if len(shape) != 3 or min(shape) < 1 or shape[1] % 4 or shape[2] % 4:
         raise ValueError(
             f"Expected an image shape (C, H, W) whose sides are multiples of 4; got {tuple(shape)}"
         )
     channels, height, width = shape
-    return channels, height // 4, width // 4
+    return channels, (height // 4, width // 4)

@@ -30,10 +30,10 @@ class LogTerms(NamedTuple):
 class VAE(nn.Module):
     """p(x|z) p(z), with a flow as the approximate posterior q(z|x).
 
-    ``encoder(x)`` gives a context (B, E), ``flow(context)`` a `FlowDistribution`, and ``decoder(z)`` for z (*, D)
-    a distribution over x with batch shape (*). ``prior`` is a standard normal by default; or an unconditional
-    flow, whose parameters are then trained too; or any distribution with event shape (D,), whose tensors stay
-    on the device where they are.
+    ``encoder(x)`` gives a context (B, E), ``flow(context)`` a `FlowDistribution`, and ``decoder(z)`` for z
+    (*, D) a distribution over x with batch shape (*). ``prior`` is a standard normal by default; or an
+    unconditional flow, whose parameters are then trained too; or any distribution with event shape (D,),
+    whose tensors stay on the device where they are.
 
     The flow and the log-densities always run at the flow's own precision: autocast ends at the encoder and
     begins again at the decoder.
