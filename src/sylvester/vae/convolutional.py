@@ -22,7 +22,7 @@ Likelihood = Literal["bernoulli", "categorical", "gaussian"]
 LEVELS = 256
 
 
-class GatedConv(nn.Module, ABC):
+class Gated(nn.Module, ABC):
     """One convolution of twice the width whose first half is gated by the sigmoid of its second.
 
     Each half starts as torch would have started it alone. That matters for transposed convolutions, whose
