@@ -374,6 +374,13 @@ class TestDownload:
         with pytest.raises(DataError, match=rf"{server[0]}/binarized_mnist_train\.amat.*404.*--data-dir"):
             load(entry)
 
+    def test_no_connection(self, tmp_path):
+        entry, _ = small_mnist(tmp_path / "remote", url="http://127.0.0.1:1")
+        with pytest.raises(
+            DataError, match=r"http://127\.0\.0\.1:1/.*; got no connection to the server: try"
+        ):
+            load(entry)
+
 
 class TestOwnImages:
     GREY = np.random.default_rng(0).integers(0, 256, (6, 8, 4)).astype(np.uint8)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pooch
+import requests
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
@@ -116,8 +117,10 @@ def _download(file: File, url: str, folder: Path, *, progress: bool) -> Path:
             downloader = pooch.HTTPDownloader(progressbar=_Bar(display, file.name), chunk_size=1 << 16)
             path = pooch.retrieve(url, file.checksum, file.name, folder, downloader=downloader)
     except OSError as error:  # includes every error of requests, and a full disk
+        unreachable = isinstance(error, requests.ConnectionError)  # whose own text is a chain of causes
         raise DataError(
-            f"Expected to download {file.name} from {url} into {folder}; got the error {error}: "
+            f"Expected to download {file.name} from {url} into {folder}; "
+            f"got {'no connection to the server' if unreachable else f'the error {error}'}: "
             f"try again, or put the file into {_OWN_FOLDER}."
         ) from error
     except ValueError as error:  # pooch's answer to a checksum that does not match
