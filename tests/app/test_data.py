@@ -401,6 +401,7 @@ class TestOwnImages:
             (255 * BINARY, {}, "bernoulli", BINARY),
             (BINARY.astype(np.float64), {}, "bernoulli", BINARY),
             (BINARY, {"dynamic": True}, "bernoulli", BINARY),
+            (GREY, {"dynamic": 0}, "categorical", GREY / 255),
             (GREY, {}, "categorical", GREY / 255),
             (GREY / 255, {"likelihood": "categorical"}, "categorical", GREY / 255),
             (GREY / 300, {"likelihood": "gaussian"}, "gaussian", GREY / 300),
@@ -412,7 +413,7 @@ class TestOwnImages:
         path = self.saved(tmp_path, images, **stored)
         dataset = load(path)
         assert dataset.likelihood == likelihood
-        assert not dataset.dynamic
+        assert dataset.dynamic is False
         x = torch.cat([dataset.train, dataset.valid, dataset.test])
         assert x.shape == (6, 1, 8, 4)
         np.testing.assert_array_equal(x[:, 0], values.astype(np.float32))

@@ -64,7 +64,7 @@ def _interpret(archive: dict[str, NDArray]) -> tuple[dict[str, NDArray], Likelih
     _check_shapes(raw)
     x = _unit_interval(raw)
     binary = all(np.isin(images, (0, 1)).all() for images in x.values())
-    dynamic = _scalar(archive, "dynamic", default=False, dtype_kinds="biu") and not binary
+    dynamic = bool(_scalar(archive, "dynamic", default=False, dtype_kinds="biu")) and not binary
     likelihood = _likelihood(archive, binary=binary, dynamic=dynamic, levels=raw["train"].dtype == np.uint8)
     if likelihood == "bernoulli" and not (binary or dynamic):
         raise DataError(
