@@ -1,0 +1,50 @@
+"""Amortized flows: ``flow(context)`` gives a :class:`~sylvester.distributions.FlowDistribution`."""
+
+from sylvester.flows.autoregressive import IAF, MAF, MeanOnlyIAF
+from sylvester.flows.base import AmortizedSteps, DiagonalGaussian, Flow, Inverted, Steps
+from sylvester.flows.coupling import NICE, RealNVP
+from sylvester.flows.gaussian import Gaussian
+from sylvester.flows.householder import Householder
+from sylvester.flows.hypernetwork import Hypernetwork, Output
+from sylvester.flows.planar import Planar
+from sylvester.flows.radial import Radial
+from sylvester.flows.sylvester import HouseholderSylvester, OrthogonalSylvester, TriangularSylvester
+
+#: The families by the names of the command line (``sylvester.names.FLOWS``).
+FAMILIES: dict[str, type[Flow]] = {
+    "gaussian": Gaussian,
+    "planar": Planar,
+    "radial": Radial,
+    "householder": Householder,
+    "orthogonal-sylvester": OrthogonalSylvester,
+    "householder-sylvester": HouseholderSylvester,
+    "triangular-sylvester": TriangularSylvester,
+    "iaf": IAF,
+    "mean-only-iaf": MeanOnlyIAF,
+    "maf": MAF,
+    "nice": NICE,
+    "realnvp": RealNVP,
+}
+
+__all__ = [
+    "FAMILIES",
+    "IAF",
+    "MAF",
+    "NICE",
+    "AmortizedSteps",
+    "DiagonalGaussian",
+    "Flow",
+    "Gaussian",
+    "Householder",
+    "HouseholderSylvester",
+    "Hypernetwork",
+    "Inverted",
+    "MeanOnlyIAF",
+    "OrthogonalSylvester",
+    "Output",
+    "Planar",
+    "Radial",
+    "RealNVP",
+    "Steps",
+    "TriangularSylvester",
+]

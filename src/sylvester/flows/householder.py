@@ -1,0 +1,39 @@
+"""Householder flows, amortized: one reflection vector of every step from the context."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributions import Transform
+
+from sylvester.flows.base import AmortizedSteps, Family, each_step, nudge
+from sylvester.flows.hypernetwork import Output
+from sylvester.transforms import HouseholderTransform
+
+
+class HouseholderSteps(AmortizedSteps):
+    first: Tensor
+
+    def __init__(self, features: int, context: int, transforms: int, **options: Any):
+        first = torch.eye(features)[0]
+        table = {"v": Output((features,), center=first, spread=nudge(transforms) / features**0.5)}
+        super().__init__(context, transforms, table, **options)
+        self.register_buffer("first", first)
+
+    def bind(self, raw: dict[str, Tensor]) -> list[Transform]:
+        return [
+            HouseholderTransform(torch.stack([self.first.expand_as(v), v], -2)) for v in each_step(1, raw["v"])
+        ]
+
+
+class Householder(Family):
+    """K steps z' = H_v H_1 z, where H_1 flips the first coordinate and v is learned.
+
+    One reflection is never near the identity; two in nearly the same direction are. Since H_1 H_v H_1 is again a
+    reflection, K such steps are K learned reflections after at most one flip of the base, which its mean absorbs: the
+    same family of distributions.
+    """
+
+    make_steps = HouseholderSteps

@@ -1,0 +1,94 @@
+"""The hypernetwork: from a context to the parameters of every step (§3.3).
+
+One linear layer, as in the paper, or an MLP. What it emits is a table: for each of the steps, each parameter with its
+shape. Nothing it emits is thrown away.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+Init = Literal["identity", "torch"]
+
+
+@dataclass(frozen=True)
+class Output:
+    """One row of the table: a parameter's shape within a step, and where it starts under ``init="identity"``.
+
+    At the start the parameter is ``center`` (broadcast to ``(steps, *shape)``) and varies round it with standard
+    deviation ``spread``: over the steps' biases, and over contexts of unit variance.
+    """
+
+    shape: tuple[int, ...]
+    center: Tensor | float = 0.0
+    spread: Tensor | float = 1.0
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+
+class Hypernetwork(nn.Module):
+    """context ``(*, context)`` -> {name: ``(*, steps, *shape)``}; without context, learned parameters ``(steps, *shape)``.
+
+    ``init="torch"`` is torch's default for linear layers; ``init="identity"`` follows the table.
+    """
+
+    def __init__(
+        self,
+        context: int,
+        table: dict[str, Output],
+        *,
+        steps: int = 1,
+        hyper_features: Sequence[int] = (),
+        init: Init = "torch",
+    ):
+        super().__init__()
+        if init not in get_args(Init):
+            raise ValueError(f"Expected init in {get_args(Init)}; got {init!r}")
+        self.table, self.steps = table, steps
+        self.outputs = sum(row.size for row in table.values())
+        widths = [context, *hyper_features] if context else [0]
+        hidden = [layer for pair in zip(widths, widths[1:]) for layer in (nn.Linear(*pair), nn.ELU())]
+        self.hidden = nn.Sequential(*hidden)
+        fan_in, fan_out = widths[-1], steps * self.outputs
+        # torch's default for linear layers; a table without context takes its outputs' number for the fan-in.
+        bound = 1 / math.sqrt(fan_in or max(self.outputs, 1))
+        self.weight = nn.Parameter(torch.empty(fan_out, fan_in).uniform_(-bound, bound)) if context else None
+        self.bias = nn.Parameter(torch.empty(fan_out).uniform_(-bound, bound))
+        if init == "identity":
+            self._start_from_table()
+
+    @torch.no_grad()
+    def _start_from_table(self) -> None:
+        def packed(values: Sequence[Tensor | float]) -> Tensor:
+            rows = zip(values, self.table.values(), strict=True)
+            return torch.cat(
+                [torch.as_tensor(v).expand(self.steps, *row.shape).reshape(self.steps, -1) for v, row in rows], 1
+            )
+
+        center = packed([row.center for row in self.table.values()])
+        spread = packed([row.spread for row in self.table.values()])
+        self.bias.copy_((center + spread * torch.randn_like(spread)).flatten())
+        if self.weight is not None:
+            # Uniform on ±√3 has unit variance.
+            bound = math.sqrt(3 / self.weight.shape[1])
+            self.weight.uniform_(-bound, bound).mul_(spread.reshape(-1, 1))
+
+    def forward(self, context: Tensor | None) -> dict[str, Tensor]:
+        if self.weight is None:
+            flat = self.bias
+        else:
+            flat = nn.functional.linear(self.hidden(context), self.weight, self.bias)
+        flat = flat.unflatten(-1, (self.steps, self.outputs))
+        parts = flat.split([row.size for row in self.table.values()], -1)
+        return {
+            name: part.unflatten(-1, row.shape) if row.shape else part.squeeze(-1)
+            for (name, row), part in zip(self.table.items(), parts, strict=True)
+        }
