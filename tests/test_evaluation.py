@@ -1,0 +1,282 @@
+"""The log-likelihood estimate on a model whose answer is known, and what must not change it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.distributions import Independent, MultivariateNormal, Normal
+
+from sylvester.diagnostics import KHAT_LIMIT
+from sylvester.evaluation import Estimate, log_likelihood
+from sylvester.flows import FAMILIES, Flow, Gaussian, TriangularSylvester
+from sylvester.objectives import elbo
+from sylvester.vae import VAE
+
+OPTIONS = {
+    "gaussian": {},
+    "iaf": {"hidden_features": 8},
+    "mean-only-iaf": {"hidden_features": 8},
+    "maf": {"hidden_features": 8},
+    "nice": {"hidden_features": 8},
+    "realnvp": {"hidden_features": 8},
+    "orthogonal-sylvester": {"rank": 1},
+}
+COLUMNS = ("log_px", "mc_error", "ess", "khat", "elbo")
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    torch.manual_seed(0)
+
+
+class LinearGaussianDecoder(nn.Module):
+    """x = W z + m + σ ε, so that log p(x) = log N(x; m, W Wᵀ + σ² I)."""
+
+    def __init__(self, out_features: int, features: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(features, out_features)
+        self.scale = 0.8
+
+    def forward(self, z: Tensor) -> Independent:
+        return Independent(Normal(self.linear(z), self.scale), 1)
+
+    def log_marginal(self, x: Tensor) -> Tensor:
+        w = self.linear.weight
+        covariance = w @ w.T + self.scale**2 * torch.eye(len(w), dtype=w.dtype)
+        return MultivariateNormal(self.linear.bias, covariance).log_prob(x)
+
+
+def model(flow: Flow) -> VAE:
+    return VAE(nn.Identity(), flow, LinearGaussianDecoder(flow.context, flow.features)).double()
+
+
+def wide(name: str, features: int = 2) -> Flow:
+    """A flow with torch's initial steps, which are far from the identity, on a base twice as wide as p(z)."""
+    steps = {} if name == "gaussian" else {"transforms": 2, "init": "torch"}
+    return FAMILIES[name](features, 3, variance_bounds=(4.0, 9.0), **steps, **OPTIONS.get(name, {}))
+
+
+def assert_same(actual: Estimate, expected: Estimate, tolerance: float = 1e-9) -> None:
+    for name in COLUMNS:
+        torch.testing.assert_close(
+            getattr(actual, name), getattr(expected, name), rtol=tolerance, atol=tolerance, equal_nan=True
+        )
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_linear_gaussian_model_has_its_known_likelihood(name: str) -> None:
+    vae = model(wide(name))
+    x = vae.sample(20)
+    estimate = log_likelihood(vae, x, 4000)
+    summary = estimate.summary()
+    exact = vae.decoder.log_marginal(x)
+    assert summary["warning"] is None, summary  # q is wider than the posterior
+    assert abs(summary["log_px"] - exact.mean().item()) < 4 * summary["mc_error"] < 0.1
+    assert ((estimate.log_px - exact).abs() < 6 * estimate.mc_error).all()
+    assert (estimate.elbo < exact).all()
+
+
+def test_the_exact_posterior_has_equal_weights_and_no_error() -> None:
+    vae = model(Gaussian(1, 3))
+    with torch.no_grad():
+        vae.decoder.linear.weight.zero_()  # then the posterior is the prior, N(0, 1)
+    vae.flow = model(Gaussian(1, 3, variance_bounds=(1.0, 1.0))).flow
+    with torch.no_grad():
+        for parameter in vae.flow.parameters():
+            parameter.zero_()
+    x = torch.randn(4, 3).double()
+    estimate = log_likelihood(vae, x, 100)
+    torch.testing.assert_close(estimate.log_px, vae.decoder.log_marginal(x))
+    torch.testing.assert_close(estimate.elbo, estimate.log_px)
+    torch.testing.assert_close(estimate.ess, torch.full((4,), 100.0).double())
+    assert estimate.mc_error.max() < 1e-12
+
+
+def test_one_sample_is_the_elbo() -> None:
+    vae = model(wide("triangular-sylvester"))
+    x = vae.sample(500)
+    estimate = log_likelihood(vae, x, 1)
+    torch.testing.assert_close(estimate.log_px, estimate.elbo)
+    assert estimate.mc_error.isnan().all()
+    assert estimate.khat.isnan().all()
+    summary = estimate.summary()
+    assert summary["mc_error"] is None
+    assert summary["khat_share"] is None
+    assert "unknown" in summary["warning"]
+    drawn = elbo(vae.log_terms(x, 2000)).mean().item()
+    assert abs(summary["log_px"] - drawn) < 4 * (elbo(vae.log_terms(x, 1)).std() / math.sqrt(500)).item()
+
+
+def test_the_estimate_grows_with_the_samples_towards_the_truth() -> None:
+    vae = model(wide("planar"))
+    x = vae.sample(2000)
+    means = [log_likelihood(vae, x, samples).log_px.mean().item() for samples in (1, 3, 10, 100)]
+    exact = vae.decoder.log_marginal(x).mean().item()
+    assert means == sorted(means)
+    assert means[0] < exact - 0.5
+    assert exact - 0.15 < means[-1] < exact + 0.02
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 64, 128, 1000, 10_000])
+def test_neither_chunk_nor_grouping_changes_the_answer(chunk: int) -> None:
+    vae = model(wide("triangular-sylvester"))
+    x = vae.sample(5)
+    for samples in (3, 259):  # 259: no chunk divides it, and blocks of noise end within chunks
+        assert_same(log_likelihood(vae, x, samples, chunk=chunk), log_likelihood(vae, x, samples))
+
+
+def test_parts_evaluated_apart_are_the_whole() -> None:
+    vae = model(wide("triangular-sylvester"))
+    x = vae.sample(5)
+    whole = log_likelihood(vae, x, 40)
+    parts = [log_likelihood(vae, x[:2], 40), log_likelihood(vae, x[2:], 40, first=2)]
+    joined = {name: torch.cat([getattr(part, name) for part in parts]) for name in COLUMNS}
+    assert_same(Estimate(**joined, samples=40), whole)
+
+
+def test_noise_differs_between_seeds_images_and_samples() -> None:
+    vae = model(wide("gaussian"))
+    x = vae.sample(1).expand(3, -1)
+    several = log_likelihood(vae, x, 40).log_px
+    assert len({*several.tolist(), *log_likelihood(vae, x, 40, seed=1).log_px.tolist()}) == 6
+    # A block of noise drawn twice would leave twice the error.
+    estimate = log_likelihood(vae, x[:1].expand(200, -1), 512)
+    assert estimate.log_px.std().item() == pytest.approx(estimate.mc_error.mean().item(), rel=0.2)
+
+
+def test_single_precision_agrees_with_double() -> None:
+    vae = model(wide("triangular-sylvester"))
+    x = vae.sample(5)
+    expected = log_likelihood(vae, x, 300)
+    assert_same(log_likelihood(vae.float(), x, 300), expected, tolerance=1e-3)
+
+
+def test_modules_are_in_evaluation_mode_for_the_time_being() -> None:
+    vae = model(wide("gaussian"))
+    x = vae.sample(4)
+    expected = log_likelihood(vae, x, 30)
+    vae.encoder = nn.Sequential(nn.Dropout(0.5), nn.Identity())
+    vae.encoder[1].eval()
+    assert_same(log_likelihood(vae, x, 30), expected)
+    assert vae.training
+    assert vae.encoder[0].training
+    assert not vae.encoder[1].training
+
+
+class Interrupted(Exception):
+    pass
+
+
+def stop_at(limit: int) -> object:
+    def progress(done: int, total: int) -> None:
+        if done >= limit:
+            raise Interrupted
+
+    return progress
+
+
+@pytest.fixture
+def vae() -> VAE:
+    return model(TriangularSylvester(2, 3, 2, init="torch", variance_bounds=(4.0, 9.0)))
+
+
+def test_an_interrupted_evaluation_continues_where_it_stopped(vae: VAE, tmp_path: Path) -> None:
+    x = vae.sample(6)
+    expected = log_likelihood(vae, x, 50, chunk=50)
+    path = tmp_path / "nll.jsonl"
+    for limit in (2, 3):
+        with pytest.raises(Interrupted):
+            log_likelihood(vae, x, 50, chunk=50, checkpoint=path, progress=stop_at(limit))
+    calls: list[tuple[int, int]] = []
+    # Another chunk size may go on with it: images 3 to 5 are left, in groups of two.
+    resumed = log_likelihood(
+        vae, x, 50, chunk=100, checkpoint=path, progress=lambda *call: calls.append(call)
+    )
+    assert calls == [(5, 6), (6, 6)]
+    assert_same(resumed, expected)
+    finished = log_likelihood(vae, x, 50, checkpoint=path, progress=stop_at(0))
+    assert all(torch.equal(getattr(finished, name), getattr(resumed, name)) for name in COLUMNS)
+
+
+def test_a_checkpoint_cut_off_anywhere_is_still_good(vae: VAE, tmp_path: Path) -> None:
+    x = vae.sample(3)
+    path = tmp_path / "nll.jsonl"
+    expected = log_likelihood(vae, x, 1, chunk=1, checkpoint=path)  # khat and mc_error are nan here
+    content = path.read_bytes()
+    header = content.index(b"\n") + 1
+    for length in range(header, len(content), 5):
+        path.write_bytes(content[:length])
+        resumed = log_likelihood(vae, x, 1, chunk=1, checkpoint=path)
+        assert_same(resumed, expected, tolerance=0)
+        assert path.read_bytes() == content
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_the_checkpoint_of_another_evaluation_is_refused(vae: VAE, tmp_path: Path) -> None:
+    x = vae.sample(3)
+    path = tmp_path / "nll.jsonl"
+    log_likelihood(vae, x, 4, checkpoint=path)
+    content = path.read_bytes()
+    other = model(TriangularSylvester(2, 3, 2, init="torch", variance_bounds=(4.0, 9.0)))
+    for change in (
+        {"samples": 5},
+        {"seed": 1},
+        {"first": 1},
+        {"x": x + 1e-9},
+        {"x": x[:2]},
+        {"vae": other},
+    ):
+        arguments = {"vae": vae, "x": x, "samples": 4, **change}
+        with pytest.raises(ValueError, match="delete it to start over"):
+            log_likelihood(**arguments, checkpoint=path)
+    path.write_bytes(b"a user's own file")
+    with pytest.raises(ValueError, match="delete it to start over"):
+        log_likelihood(vae, x, 4, checkpoint=path)
+    assert path.read_bytes() == b"a user's own file"
+    path.write_bytes(content)
+    log_likelihood(vae, x, 4, checkpoint=path, progress=stop_at(0))
+
+
+def test_the_summary_states_both_errors_and_distrusts_heavy_tails() -> None:
+    estimate = Estimate(
+        log_px=torch.tensor([-1.0, -2.0, -3.0, -6.0]).double(),
+        mc_error=torch.tensor([0.3, 0.4, 0.0, 1.2]).double(),
+        ess=torch.tensor([10.0, 20.0, 30.0, 40.0]).double(),
+        khat=torch.tensor([0.2, 0.5, math.nan, 0.3]).double(),
+        elbo=torch.tensor([-2.0, -3.0, -3.0, -8.0]).double(),
+        samples=50,
+    )
+    summary = estimate.summary()
+    assert summary["log_px"] == -3.0
+    assert summary["elbo"] == -4.0
+    assert summary["std_error"] == pytest.approx(math.sqrt((4 + 1 + 0 + 9) / 3 / 4))
+    assert summary["mc_error"] == pytest.approx(1.3 / 4)
+    assert summary["ess"] == 25.0
+    assert summary["khat_share"] == 0.0
+    assert summary["warning"] is None  # the nan belongs to equal weights
+    heavy = replace(estimate, khat=torch.tensor([0.2, math.inf, math.nan, KHAT_LIMIT + 0.1]).double())
+    assert heavy.summary()["khat_share"] == pytest.approx(2 / 3)
+    assert "2 of 4 images" in heavy.summary()["warning"]
+    broken = replace(estimate, log_px=torch.tensor([-1.0, math.nan, -3.0, -6.0]).double())
+    assert "not finite for 1 of 4 images" in broken.summary()["warning"]
+    assert broken.summary()["log_px"] is None
+
+
+def test_a_narrow_posterior_is_called_out() -> None:
+    vae = model(Gaussian(2, 3, variance_bounds=(0.01, 0.02)))
+    summary = log_likelihood(vae, vae.sample(10), 1000).summary()
+    assert summary["khat_share"] > 0.5
+    assert "heavy-tailed" in summary["warning"]
+
+
+@pytest.mark.parametrize("arguments", [{"samples": 0}, {"samples": 5, "chunk": 0}])
+def test_impossible_settings_are_refused(vae: VAE, arguments: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match=r"Expected .*; got"):
+        log_likelihood(vae, torch.zeros(2, 3), **arguments)
+    with pytest.raises(ValueError, match=r"Expected .*; got"):
+        log_likelihood(vae, torch.zeros(0, 3))
