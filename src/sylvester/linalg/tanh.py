@@ -118,7 +118,7 @@ def _scalar(rho: Tensor, c: Tensor) -> Tensor:
         residual = a + rho * h - c
         lower, upper = torch.where(residual > 0, lower, a), torch.where(residual > 0, a, upper)
         step = a - residual / (1 + rho * (1 - h * h))
-        inside = (step > lower) & (step < upper)
+        inside = (step >= lower) & (step <= upper)
         following = torch.where(inside, step, (lower + upper) / 2)
         if torch.equal(following, a):
             break

@@ -1,0 +1,200 @@
+"""The steps and flows that every property is tested on, with parameters drawn where the code could break.
+
+Parameters are never the initializer's. At scale s: off-diagonals N(0, (2s)²/M), diagonals 0.999 tanh(s N), network
+weights s/√fan-in, everything else N(0, s²).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import softplus
+
+from sylvester import flows
+from sylvester.flows.hypernetwork import Hypernetwork
+from sylvester.flows.masked import MaskedLinear
+from sylvester.linalg import HouseholderProduct, Reversal, polar
+from sylvester.transforms import (
+    AutoregressiveTransform,
+    CouplingTransform,
+    FlowTransform,
+    HouseholderTransform,
+    PlanarTransform,
+    RadialTransform,
+    SylvesterTransform,
+)
+
+SCALES = (0.1, 1.0, 3.0)
+FEATURES = (1, 2, 5, 64)
+BATCHES = ((), (3,), (4, 3))
+
+
+def generator(*key: object) -> torch.Generator:
+    return torch.Generator().manual_seed(sum(ord(c) * 31**i for i, c in enumerate(repr(key))) % 2**31)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A step as a function of unconstrained tensors, so that derivatives are taken on the manifold."""
+
+    draw: Callable[..., list[Tensor]]  # (randn, features, batch, scale)
+    build: Callable[..., FlowTransform]
+    batched: bool = True  # whether the parameters have a batch shape
+
+    def leaves(self, name: str, features: int, batch: tuple[int, ...], scale: float, dtype=torch.float64) -> list[Tensor]:
+        rng = generator(name, features, batch, scale)
+
+        def randn(*shape: int) -> Tensor:
+            return torch.randn(shape, generator=rng, dtype=torch.float64)
+
+        return [leaf.to(dtype) for leaf in self.draw(randn, features, batch if self.batched else (), scale)]
+
+
+def _planar(u: Tensor, w: Tensor, b: Tensor) -> PlanarTransform:
+    wu = (w * u).sum(-1, keepdim=True)
+    return PlanarTransform(u + (0.999 * (softplus(wu) - 1) - wu) * w / (w * w).sum(-1, keepdim=True), w, b)
+
+
+def _radial(center: Tensor, alpha: Tensor, beta: Tensor) -> RadialTransform:
+    alpha = softplus(alpha) + 1e-3
+    return RadialTransform(center, alpha, 0.999 * (softplus(beta) - alpha))
+
+
+def _triangular(off_diagonal: Tensor, diagonal: Tensor) -> Tensor:
+    return off_diagonal.triu(1) + torch.diag_embed(0.999 * torch.tanh(diagonal))
+
+
+def _sylvester(make_q: Callable) -> Callable[..., SylvesterTransform]:
+    def build(r, r_diagonal, r_tilde, r_tilde_diagonal, b, *for_q):
+        return SylvesterTransform(make_q(*for_q), _triangular(r, r_diagonal), _triangular(r_tilde, r_tilde_diagonal), b)
+
+    return build
+
+
+def _draw_sylvester(rank: Callable[[int], int], for_q: Callable[[int], tuple[int, ...]] | None = None):
+    def draw(randn, features, batch, scale):
+        m = rank(features)
+        matrix, vector = (*batch, m, m), (*batch, m)
+        leaves = [2 * scale / math.sqrt(m) * randn(*matrix), scale * randn(*vector)]
+        leaves += [2 * scale / math.sqrt(m) * randn(*matrix), scale * randn(*vector), scale * randn(*vector)]
+        return leaves + ([randn(*batch, *for_q(features))] if for_q else [])
+
+    return draw
+
+
+def _draw_net(randn, features, batch, scale):
+    hidden = 2 * features
+    return [
+        scale / math.sqrt(features) * randn(hidden, features),
+        scale * randn(hidden),
+        scale / math.sqrt(hidden) * randn(2 * features, hidden),
+        scale * randn(2 * features),
+    ]
+
+
+def _net(position: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor):
+    """A small masked network: unit j sees the coordinates before position j mod D, output i the units up to its own."""
+    degree = torch.arange(w1.shape[0]) % len(position)
+    w1 = w1 * (degree[:, None] > position)
+    w2 = w2 * (position.repeat(2)[:, None] >= degree)
+
+    def net(z: Tensor) -> tuple[Tensor, Tensor]:
+        shift, raw = (torch.tanh(z @ w1.mT + b1) @ w2.mT + b2).chunk(2, -1)
+        return shift, raw
+
+    return net
+
+
+def _autoregressive(kind: str, *, turned: bool = False, tell_order: bool = True):
+    def build(*weights):
+        position = torch.arange(weights[0].shape[1])
+        position = position.flip(0) if turned else position
+        return AutoregressiveTransform(_net(position, *weights), kind, order=position if tell_order else None)
+
+    return build
+
+
+def _coupling(kind: str):
+    def build(w1, b1, w2, b2):
+        mask = torch.arange(w1.shape[1]) % 2 == 1
+
+        def net(z: Tensor) -> tuple[Tensor, Tensor]:
+            shift, raw = (torch.tanh(z @ w1.mT + b1) @ w2.mT + b2).chunk(2, -1)
+            return shift, raw
+
+        return CouplingTransform(net, mask, kind)
+
+    return build
+
+
+def _same(features: int) -> int:
+    return features
+
+
+def _half(features: int) -> int:
+    return (features + 1) // 2
+
+
+STEPS: dict[str, Case] = {
+    "planar": Case(lambda n, d, batch, s: [s * n(*batch, d), s * n(*batch, d), s * n(*batch)], _planar),
+    "radial": Case(lambda n, d, batch, s: [s * n(*batch, d), s * n(*batch), s * n(*batch)], _radial),
+    "householder": Case(lambda n, d, batch, s: [s * n(*batch, 3, d)], HouseholderTransform),
+    "orthogonal-sylvester": Case(_draw_sylvester(_half, lambda d: (d, _half(d))), _sylvester(polar)),
+    "square-sylvester": Case(_draw_sylvester(_same, lambda d: (d, d)), _sylvester(polar)),
+    "householder-sylvester": Case(_draw_sylvester(_same, lambda d: (min(d, 4), d)), _sylvester(HouseholderProduct)),
+    "triangular-sylvester": Case(_draw_sylvester(_same), _sylvester(lambda: None)),
+    "reversed-sylvester": Case(_draw_sylvester(_same), _sylvester(Reversal)),
+    "gated": Case(_draw_net, _autoregressive("gated"), batched=False),
+    "shift": Case(_draw_net, _autoregressive("shift", turned=True), batched=False),
+    "affine": Case(_draw_net, _autoregressive("affine"), batched=False),
+    "affine-unknown-order": Case(_draw_net, _autoregressive("affine", turned=True, tell_order=False), batched=False),
+    "additive-coupling": Case(_draw_net, _coupling("shift"), batched=False),
+    "affine-coupling": Case(_draw_net, _coupling("affine"), batched=False),
+}
+
+#: Families as (features, context, transforms) -> flow, at sizes that show their own options at work.
+FLOWS: dict[str, Callable[[int, int, int], flows.Flow]] = {
+    name: (lambda family: lambda features, context, transforms: family(features, context, transforms))(family)
+    for name, family in flows.FAMILIES.items()
+} | {
+    "inverted-triangular": lambda d, c, k: flows.Inverted(flows.TriangularSylvester(d, c, k)),
+    "inverted-iaf": lambda d, c, k: flows.Inverted(flows.IAF(d, c, k, order="alternating")),
+    "composed": lambda d, c, k: flows.Flow([flows.Planar(d, c, k), flows.HouseholderSylvester(d, c, 1)]),
+    "deep-hypernetwork": lambda d, c, k: flows.OrthogonalSylvester(d, c, k, rank=d, hyper_features=(7,)),
+}
+
+
+@torch.no_grad()
+def redraw(flow: flows.Flow, scale: float, *key: object) -> flows.Flow:
+    """All of a flow's parameters, drawn anew at a scale. The hypernetwork's weights add a tenth for unit contexts."""
+    rng = generator(type(flow).__name__, scale, *key)
+
+    def randn(like: Tensor) -> Tensor:
+        return torch.randn(like.shape, generator=rng, dtype=torch.float64).to(like.dtype)
+
+    for module in flow.modules():
+        if isinstance(module, MaskedLinear):
+            module.weight.copy_(scale / math.sqrt(module.in_features) * randn(module.weight))
+            module.bias.copy_(scale * randn(module.bias))
+        elif isinstance(module, Hypernetwork):
+            spread = torch.cat([_spread(name, row.shape, scale).flatten() for name, row in module.table.items()])
+            spread = spread.to(module.bias.dtype).repeat(module.steps)
+            module.bias.copy_(spread * randn(module.bias))
+            if module.weight is not None:
+                fan_in = module.weight.shape[1]
+                module.weight.copy_(0.1 * spread[:, None] / math.sqrt(fan_in) * randn(module.weight))
+        elif isinstance(module, nn.Linear):
+            module.weight.copy_(randn(module.weight) / math.sqrt(module.in_features))
+    return flow
+
+
+def _spread(name: str, shape: tuple[int, ...], scale: float) -> Tensor:
+    if name == "packed":
+        m = shape[-1]
+        off_diagonal = torch.full(shape, 2 * scale / math.sqrt(m), dtype=torch.float64)
+        return off_diagonal.fill_diagonal_(scale)
+    return torch.full(shape, scale, dtype=torch.float64)
