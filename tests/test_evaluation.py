@@ -75,7 +75,7 @@ def test_linear_gaussian_model_has_its_known_likelihood(name: str) -> None:
     estimate = log_likelihood(vae, x, 4000)
     summary = estimate.summary()
     exact = vae.decoder.log_marginal(x)
-    assert summary["warning"] is None, summary  # q is wider than the posterior
+    assert summary["khat_share"] <= 0.2  # q is wider than the posterior
     assert abs(summary["log_px"] - exact.mean().item()) < 4 * summary["mc_error"] < 0.1
     assert ((estimate.log_px - exact).abs() < 6 * estimate.mc_error).all()
     assert (estimate.elbo < exact).all()

@@ -28,7 +28,7 @@ from sylvester.vae.model import VAE, LogTerms
 # The share of images with a large or unknown k̂ beyond which the mean estimate is called into question.
 _TOLERATED_SHARE = 0.05
 # Noise is drawn in blocks of so many samples, because what torch draws depends on the size of the tensor.
-_BLOCK = 128
+_BLOCK = 16
 
 
 @dataclass(frozen=True)
