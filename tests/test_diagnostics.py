@@ -41,7 +41,7 @@ def test_khat_of_pareto_weights(k: float) -> None:
 
 def test_khat_tells_a_wide_proposal_from_a_narrow_one() -> None:
     z = torch.randn(5000, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
-    # Target N(0, 1), proposal N(0, s²): weights are bounded for s > 1; else P(w > t) falls as t^(−1/(1 − s²)).
+    # Target N(0, 1), proposal N(0, s²): bounded weights for s > 1; else P(w > t) falls as t^(−1/(1 − s²)).
     log_w = torch.stack([-0.5 * (s * z) ** 2 + 0.5 * z**2 for s in (1.5, 0.4)], 1)
     wide, narrow = pareto_khat(log_w).tolist()
     assert wide < 0.3

@@ -149,6 +149,23 @@ def test_noise_differs_between_seeds_images_and_samples() -> None:
     assert estimate.log_px.std().item() == pytest.approx(estimate.mc_error.mean().item(), rel=0.2)
 
 
+@pytest.mark.parametrize(("samples", "chunk"), [(3, 10), (7, 10), (1000, 30)])
+def test_every_image_is_encoded_once_and_every_sample_decoded_in_chunks(samples: int, chunk: int) -> None:
+    vae = model(wide("planar"))
+    x = vae.sample(8)
+    encoded: list[int] = []
+    decoded: list[int] = []
+    vae.encoder.register_forward_hook(lambda _module, inputs, _output: encoded.append(len(inputs[0])))
+    vae.decoder.register_forward_hook(
+        lambda _module, inputs, _output: decoded.append(inputs[0].shape[:-1].numel())
+    )
+    log_likelihood(vae, x, samples, chunk=chunk)
+    assert sum(encoded) == 8
+    assert sum(decoded) == 8 * samples
+    assert max(decoded) <= chunk
+    assert len(encoded) == math.ceil(8 / max(1, chunk // samples))
+
+
 def test_single_precision_agrees_with_double() -> None:
     vae = model(wide("triangular-sylvester"))
     x = vae.sample(5)

@@ -123,7 +123,7 @@ def log_likelihood(
             noise = [_Noise(seed, first + start + i, vae.flow.features) for i in range(len(group))]
             log_w = _log_weights(vae, group, noise, samples, chunk // images)
             new = torch.stack([column(log_w) for column in _COLUMNS.values()], 1).tolist()
-            rows = rows + new
+            rows += new
             if journal is not None:
                 journal.append(new)
             if progress is not None:
