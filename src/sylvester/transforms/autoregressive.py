@@ -26,8 +26,8 @@ class AutoregressiveTransform(FlowTransform):
         gate_floor: the smallest gate of kind "gated".
 
     The inverse is found without a graph. Its derivatives come from the implicit function theorem: with J the
-    Jacobian at the solution, z ← z − J⁻¹ (t(z) − y) leaves z where it is and gives it the right first derivatives; a
-    second such step makes second derivatives right too.
+    Jacobian at the solution, held constant, z ← z − J⁻¹ (t(z) − y) leaves z where it is and gives it the right first
+    derivatives; a second such step makes second derivatives right too.
     """
 
     parameters = ("net", "kind", "gate_floor")
@@ -64,25 +64,27 @@ class AutoregressiveTransform(FlowTransform):
     def _substitute(self, y: Tensor) -> Tensor:
         """Coordinates one after another, in the network's order."""
         z = torch.zeros_like(y)
+        # Errors may grow from coordinate to coordinate without bound, as may those of coordinates that are not settled
+        # yet. Far from anything a model means, they stop, so that the network never sees an infinity (0 · inf is NaN).
+        far = torch.finfo(y.dtype).max ** 0.25
         for i in range(y.shape[-1]):
             scale, offset, _ = self._coefficients(z)
-            solved = (y - offset) if scale is None else (y - offset) / scale
-            if self.order is not None:
-                z = torch.where(self.order == i, solved, z)
-            else:
-                # Coordinates that are not settled yet may run away, and 0 · inf is not 0.
-                z = torch.nan_to_num(solved, nan=0.0, posinf=0.0, neginf=0.0)
+            solved = ((y - offset) if scale is None else (y - offset) / scale).clamp(-far, far)
+            z = solved if self.order is None else torch.where(self.order == i, solved, z)
         return z
 
     def _attach(self, z: Tensor, y: Tensor) -> Tensor:
         """z with the derivatives of the inverse."""
-        image = self._forward(z)[0]
-        if not (image.requires_grad or y.requires_grad):
+        residual = self._forward(z)[0] - y
+        if not residual.requires_grad:
             return z
         _, pullback = torch.func.vjp(lambda point: self._forward(point)[0], z)
         basis = torch.eye(z.shape[-1], dtype=z.dtype, device=z.device)
         basis = basis.reshape(z.shape[-1], *(1,) * (z.dim() - 1), z.shape[-1]).expand(-1, *z.shape)
         # Points do not mix, so one pull-back of e_i gives row i of every point's Jacobian.
         jacobian = torch.func.vmap(pullback)(basis)[0].movedim(0, -2).detach()  # (*, D, D)
-        z = z - torch.linalg.solve(jacobian, image - y)
-        return z - torch.linalg.solve(jacobian, self._forward(z)[0] - y)
+        for _ in range(2):
+            # Zero in value, −J⁻¹ d(t(z) − y) in derivative.
+            z = z - torch.linalg.solve(jacobian, residual - residual.detach())
+            residual = self._forward(z)[0] - y
+        return z

@@ -1,0 +1,214 @@
+"""Every flow a second time, written straight from the equations: one point at a time, dense matrices, explicit loops.
+
+Nothing here is shared with the library but the weights: a flow's raw parameters are read off its hypernetwork's matrix
+and bias, in the order of its table.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+
+def array(tensor):
+    return tensor.detach().double().numpy()
+
+
+def softplus(x):
+    return np.log1p(np.exp(-abs(x))) + np.maximum(x, 0.0)
+
+
+def sigmoid(x):
+    return 1 / (1 + np.exp(-x))
+
+
+def elu(x):
+    return np.where(x > 0, x, np.expm1(np.minimum(x, 0.0)))
+
+
+def raw_parameters(hypernetwork, context):
+    """A list of {name: array}, one a step."""
+    flat = array(hypernetwork.bias)
+    if hypernetwork.weight is not None:
+        for layer in list(hypernetwork.hidden)[::2]:
+            context = elu(array(layer.weight) @ context + array(layer.bias))
+        flat = flat + array(hypernetwork.weight) @ context
+    steps, position = [], 0
+    for _ in range(hypernetwork.steps):
+        raw = {}
+        for name, row in hypernetwork.table.items():
+            raw[name] = flat[position : position + row.size].reshape(row.shape)
+            position += row.size
+        steps.append(raw)
+    assert position == len(flat)
+    return steps
+
+
+def log_det(function, z, h=1e-6):
+    """log|det| of the Jacobian by central differences: it knows nothing of determinant lemmas."""
+    columns = [(function(z + h * e) - function(z - h * e)) / (2 * h) for e in np.eye(len(z))]
+    return np.linalg.slogdet(np.stack(columns, -1))[1]
+
+
+def planar(raw, k):
+    u, w, b = raw["u"], raw["w"], raw["b"]
+    wu = w @ u
+    u_hat = u + (0.999 * (softplus(wu) - 1) - wu) * w / (w @ w)
+    return lambda z: z + u_hat * np.tanh(w @ z + b)
+
+
+def radial(raw, k):
+    alpha = softplus(raw["raw_alpha"]) + 1e-6
+    beta = 0.999 * (softplus(raw["raw_beta"]) - alpha)
+    return lambda z: z + beta * (z - raw["center"]) / (alpha + np.linalg.norm(z - raw["center"]))
+
+
+def reflection(v):
+    return np.eye(len(v)) - 2 * np.outer(v, v) / (v @ v)
+
+
+def householder(raw, k):
+    v = raw["v"]
+    return lambda z: reflection(v) @ reflection(np.eye(len(v))[0]) @ z
+
+
+def sylvester(make_q):
+    def step(raw, k):
+        packed, m = raw["packed"], len(raw["b"])
+        r, r_tilde = np.zeros((m, m)), np.zeros((m, m))
+        for i in range(m):
+            r[i, i] = 0.999 * math.tanh(packed[i, i])
+            r_tilde[i, i] = 0.999 * math.tanh(raw["raw_diagonal"][i])
+            for j in range(i + 1, m):
+                r[i, j], r_tilde[i, j] = packed[i, j], packed[j, i]
+        q = make_q(raw, k, m)
+        return lambda z: z + q @ r @ np.tanh(r_tilde @ q.T @ z + raw["b"])
+
+    return step
+
+
+def orthogonal_q(raw, k, m):
+    q = raw["raw_q"] / np.linalg.norm(raw["raw_q"])
+    for _ in range(500):
+        q = q @ (np.eye(m) + (np.eye(m) - q.T @ q) / 2)
+    return q
+
+
+def householder_q(raw, k, m):
+    q = np.eye(m)
+    for v in raw["v"]:
+        q = reflection(v) @ q
+    return q
+
+
+def triangular_q(raw, k, m):
+    return np.eye(m)[::-1] if k % 2 else np.eye(m)
+
+
+AMORTIZED = {
+    "PlanarSteps": planar,
+    "RadialSteps": radial,
+    "HouseholderSteps": householder,
+    "OrthogonalSteps": sylvester(orthogonal_q),
+    "HouseholderSylvesterSteps": sylvester(householder_q),
+    "TriangularSteps": sylvester(triangular_q),
+}
+
+
+def conditioner(net, context):
+    """z -> (shift, raw scale), one output coordinate at a time."""
+    weights = [(array(layer.weight) * array(layer.mask), array(layer.bias)) for layer in net.layers]
+
+    def run(z):
+        (w, b), *middle, (w_last, b_last) = weights
+        h = elu(w @ z + b)
+        if context is not None:
+            h = h + context
+        for w, b in middle:
+            h = elu(w @ h + b)
+        out = w_last @ h + b_last
+        return (out[: len(z)], out[len(z) :]) if net.scale else (out, None)
+
+    return run
+
+
+def scale_and_offset(kind, shift, raw, gate_floor):
+    if kind == "shift":
+        return 1.0, shift
+    if kind == "affine":
+        return math.exp(4 * math.tanh(raw / 4)), shift
+    gate = gate_floor + (1 - gate_floor) * sigmoid(raw)
+    return gate, (1 - gate) * shift
+
+
+def autoregressive(net, context, steps):
+    run = conditioner(net, context)
+
+    def forward(z):
+        shift, raw = run(z)
+        out = np.empty_like(z)
+        for i in range(len(z)):
+            scale, offset = scale_and_offset(steps.kind, shift[i], None if raw is None else raw[i], steps.gate_floor)
+            out[i] = scale * z[i] + offset
+        return out
+
+    return forward
+
+
+def inverse_autoregressive(net, context, steps):
+    run, order = conditioner(net, context), np.argsort(net.position.numpy())
+
+    def backward(y):
+        z = np.zeros_like(y)
+        for i in order:
+            shift, raw = run(z)
+            scale, offset = scale_and_offset(steps.kind, shift[i], None if raw is None else raw[i], steps.gate_floor)
+            z[i] = (y[i] - offset) / scale
+        return z
+
+    return backward
+
+
+def coupling(net, context, steps):
+    run, keep = conditioner(net, context), net.position.numpy() == 0
+
+    def forward(z):
+        shift, raw = run(np.where(keep, z, 0.0))
+        out = z.copy()
+        for i in np.flatnonzero(~keep):
+            scale, offset = scale_and_offset(steps.kind, shift[i], None if raw is None else raw[i], None)
+            out[i] = scale * z[i] + offset
+        return out
+
+    return forward
+
+
+NETWORKS = {
+    "GatedSteps": autoregressive,
+    "ShiftSteps": autoregressive,
+    "InverseAffineSteps": inverse_autoregressive,
+    "AdditiveSteps": coupling,
+    "AffineSteps": coupling,
+}
+
+
+def steps_of(group, context):
+    name = type(group).__name__
+    if name in AMORTIZED:
+        return [AMORTIZED[name](raw, k) for k, raw in enumerate(raw_parameters(group.hypernetwork, context))]
+    shared = raw_parameters(group.hypernetwork, context)[0]["context"] if group.hypernetwork is not None else None
+    return [NETWORKS[name](net, shared, group) for net in group.nets]
+
+
+def sample_and_log_prob(flow, context, noise):
+    """One point, for one context, from one noise vector."""
+    raw = raw_parameters(flow.base.hypernetwork, context)[0]
+    sigma = np.sqrt(softplus(raw["raw_variance"]) + 1e-8)
+    z = raw["loc"] + sigma * noise
+    log_q = sum(-0.5 * e * e - math.log(s) - 0.5 * math.log(2 * math.pi) for e, s in zip(noise, sigma, strict=True))
+    for group in flow.steps:
+        for step in steps_of(group, context):
+            log_q = log_q - log_det(step, z)
+            z = step(z)
+    return z, log_q

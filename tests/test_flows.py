@@ -1,0 +1,366 @@
+"""Properties of every flow: what it emits, where it starts, and that its density is one."""
+
+from __future__ import annotations
+
+import naive
+import numpy as np
+import pytest
+import torch
+from cases import BATCHES, FEATURES, FLOWS, SCALES, generator, redraw
+from scipy import integrate, stats
+from test_transforms import jacobians
+from torch.distributions import AffineTransform
+
+from sylvester import flows, names
+from sylvester.distributions import FlowDistribution
+
+pytestmark = pytest.mark.usefixtures("float64")
+
+CONTEXT = 3
+EVERY_FLOW = pytest.mark.parametrize("name", FLOWS)
+EVERY_FAMILY = pytest.mark.parametrize("name", flows.FAMILIES)
+
+
+def make(name, features, scale, batch=(), *, transforms=2, context=CONTEXT):
+    flow = redraw(FLOWS[name](features, context, transforms), scale, name, features)
+    return flow, (torch.randn(*batch, context) if context else None)
+
+
+def test_the_families_have_the_command_lines_names():
+    assert tuple(flows.FAMILIES) == names.FLOWS
+
+
+@EVERY_FLOW
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("features", FEATURES)
+@pytest.mark.parametrize("batch", BATCHES, ids=str)
+def test_log_prob_of_a_sample_is_the_one_it_came_with(name, features, batch, scale):
+    flow, context = make(name, features, scale, batch)
+    with torch.no_grad():
+        posterior = flow(context)
+        z, log_q = posterior.rsample_and_log_prob((2,))
+        assert posterior.batch_shape == batch
+        assert z.shape == (2, *batch, features)
+        assert log_q.shape == (2, *batch)
+        assert posterior.log_prob(z) is log_q
+        again = posterior.log_prob(z.clone())
+    assert again.isfinite().all()
+    if features > 5:
+        assert scale > 1 or ((again - log_q).abs() <= 1e-8 * (1 + log_q.abs())).all()
+        return
+
+    def to_base(point):
+        for step in reversed(posterior.transforms):
+            point = step.inv(point)
+        return point
+
+    # What may be lost: the rounding of z, as far as the way back amplifies it and the base resolves it.
+    amplified = torch.linalg.matrix_norm(jacobians(to_base, z)) * (1 + z.abs().amax(-1))
+    sigma = posterior.base_dist.base_dist.scale.amin(-1)
+    assert ((again - log_q).abs() <= 1e-12 * (1 + amplified / sigma) ** 2).all()
+
+
+@EVERY_FAMILY
+@pytest.mark.parametrize("context", [0, CONTEXT])
+@pytest.mark.parametrize("scale", [0.1, 1.0])
+@pytest.mark.parametrize("features", [1, 2, 5])
+def test_agrees_with_the_naive_implementation(name, features, scale, context):
+    flow, h = make(name, features, scale, (2,) if context else (), transforms=3, context=context)
+    noise = torch.randn(2, 2, features) if context else torch.randn(2, features)
+    z, log_q = flow(h).rsample_and_log_prob(noise=noise)
+    for index in np.ndindex(*log_q.shape):
+        row = h[index[-1]].numpy() if context else None
+        z_naive, log_q_naive = naive.sample_and_log_prob(flow, row, noise[index].numpy())
+        np.testing.assert_allclose(z[index].detach(), z_naive, rtol=1e-8, atol=1e-8)
+        np.testing.assert_allclose(log_q[index].detach(), log_q_naive, rtol=1e-6, atol=1e-6)
+
+
+@EVERY_FLOW
+def test_samples_broadcast_as_a_loop_would(name):
+    flow, context = make(name, 5, 1.0, (4, 3))
+    noise = torch.randn(6, 4, 3, 5)
+    z, log_q = flow(context).rsample_and_log_prob(noise=noise)
+    for s, i, j in np.ndindex(6, 4, 3):
+        z_one, log_q_one = flow(context[i, j]).rsample_and_log_prob(noise=noise[s, i, j])
+        torch.testing.assert_close((z[s, i, j], log_q[s, i, j]), (z_one, log_q_one))
+
+
+@EVERY_FLOW
+@pytest.mark.parametrize("context", [0, CONTEXT])
+def test_the_density_integrates_to_one_on_the_line(name, context):
+    flow, h = make(name, 1, 1.0, context=context)
+    with torch.no_grad():
+        posterior = flow(h)
+        middle = posterior.sample((1000,)).quantile(torch.linspace(0, 1, 21)).tolist()
+
+        def density(x):
+            return posterior.log_prob(torch.tensor([x])).exp().item()
+
+        width = middle[-1] - middle[0] + 1
+        knots = [middle[0] - 10 * width, *middle, middle[-1] + 10 * width]
+        total = sum(integrate.quad(density, a, b, limit=200)[0] for a, b in zip(knots, knots[1:], strict=False))
+    assert total == pytest.approx(1.0, abs=1e-6)
+
+
+@EVERY_FLOW
+def test_the_density_integrates_to_one_in_the_plane(name):
+    """By importance sampling from a broad Student-t round the samples: a grid fails on steep but correct densities."""
+    flow, context = make(name, 2, 1.0)
+    with torch.no_grad():
+        posterior = flow(context)
+        sample = posterior.sample((4000,)).numpy()
+        scale = 2 * np.cov(sample.T) + 0.1 * np.eye(2)
+        proposal = stats.multivariate_t(sample.mean(0), scale, df=3, seed=0)
+        x = proposal.rvs(100_000)
+        weights = np.exp(posterior.log_prob(torch.from_numpy(x)).numpy() - proposal.logpdf(x))
+    error = weights.std() / np.sqrt(len(weights))
+    assert error < 0.02
+    assert abs(weights.mean() - 1) < 4 * error
+
+
+@EVERY_FLOW
+@pytest.mark.parametrize("context", [0, CONTEXT])
+@pytest.mark.parametrize("features", [2, 5, 64])
+def test_an_identity_start_is_the_gaussian_and_every_parameter_learns(name, features, context):
+    transforms = 16 if name not in ("maf", "inverted-iaf") or features < 64 else 3
+    torch.manual_seed(features)
+    flow = FLOWS[name](features, context, transforms)
+    h = torch.randn(20, context) if context else None
+    posterior = flow(h)
+    z, log_q = posterior.rsample_and_log_prob((20,))
+    assert ((log_q - posterior.base_dist.log_prob(z)).abs() < 1e-2).all()
+    (log_q.mean() + (z**3).mean()).backward()
+    for key, parameter in flow.named_parameters():
+        assert parameter.grad is not None, key
+        assert parameter.grad.isfinite().all(), key
+        assert parameter.grad.abs().max() > 0, key
+
+
+@EVERY_FAMILY
+def test_a_torch_start_is_the_linear_layers_default(name):
+    flow = flows.FAMILIES[name](8, 400, 2, init="torch")
+    for key, parameter in flow.named_parameters():
+        if "hypernetwork" in key:
+            bound = 1 / 400**0.5
+            assert bound / 2 < parameter.abs().max() <= bound, key
+
+
+def test_the_papers_gate_starts_at_one():
+    bias = flows.IAF(8, 4, 1, hidden_features=64, init="torch").steps[0].nets[0].layers[-1].bias
+    assert bias[:8].mean().abs() < 0.2
+    assert (bias[8:] - 1).abs().max() <= 1 / 64**0.5
+
+
+@EVERY_FLOW
+def test_log_prob_gradients(name):
+    flow, context = make(name, 2, 0.5, (2,))
+    context.requires_grad_()
+    z = torch.randn(3, 2, 2, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda context, z: flow(context).log_prob(z), (context, z))
+
+
+@EVERY_FLOW
+def test_save_and_load(name, tmp_path):
+    flow, context = make(name, 5, 1.0, (3,))
+    torch.save(flow.state_dict(), tmp_path / "flow.pt")
+    other = FLOWS[name](5, CONTEXT, 2)
+    other.load_state_dict(torch.load(tmp_path / "flow.pt"))
+    noise = torch.randn(2, 3, 5)
+    torch.testing.assert_close(
+        flow(context).rsample_and_log_prob(noise=noise), other(context).rsample_and_log_prob(noise=noise), rtol=0, atol=0
+    )
+
+
+@EVERY_FLOW
+@pytest.mark.parametrize("scale", [0.1, 1.0, 3.0, 10.0])
+def test_float32_stays_finite(name, scale):
+    torch.set_default_dtype(torch.float32)
+    flow, context = make(name, 64, scale, (3,), transforms=2)
+    z, log_q = flow(context).rsample_and_log_prob((2,))
+    back = flow(context).log_prob(z.detach())
+    assert z.dtype == log_q.dtype == back.dtype == torch.float32
+    assert z.isfinite().all()
+    assert log_q.isfinite().all()
+    assert back.isfinite().all()
+    if name in ("maf", "inverted-iaf") and scale > 1:
+        return  # D steps of substitution in sequence: the derivatives themselves are beyond float32
+    (z.sum() + log_q.sum()).backward()
+    for key, parameter in flow.named_parameters():
+        assert parameter.grad.isfinite().all(), key
+
+
+@EVERY_FLOW
+def test_float32_is_accurate(name):
+    flow, context = make(name, 64, 1.0, (3,), transforms=2)
+    noise = torch.randn(2, 3, 64)
+    with torch.no_grad():
+        z, log_q = flow(context).rsample_and_log_prob(noise=noise)
+        z_32, log_q_32 = flow.float()(context.float()).rsample_and_log_prob(noise=noise.float())
+    assert (z_32 - z).abs().max() < 1e-3 * (1 + z.abs().max())
+    assert (log_q_32 - log_q).abs().max() < 1e-4 * (1 + log_q.abs().max())
+
+
+@pytest.mark.parametrize(
+    "family", [flows.OrthogonalSylvester, flows.HouseholderSylvester, flows.TriangularSylvester], ids=lambda f: f.__name__
+)
+@pytest.mark.parametrize("sign", [-1.0, 1.0])
+def test_saturated_diagonals_stay_invertible(family, sign):
+    """tanh is exactly ±1 in float32: the product −1 must stay out of reach."""
+    flow = family(6, 0, 2).float()
+    steps = flow.steps[0].hypernetwork
+    with torch.no_grad():
+        raw = steps.bias.view(steps.steps, -1)
+        rank = steps.table["b"].shape[0]
+        packed = raw[:, : rank * rank].view(-1, rank, rank)
+        packed.diagonal(dim1=-2, dim2=-1).fill_(1e4)
+        raw[:, rank * rank : rank * rank + rank] = sign * 1e4
+    with torch.no_grad():
+        for transform in flow().transforms:
+            assert (transform._rho > -1).all()
+        z, log_q = flow().rsample_and_log_prob((100,))
+        assert log_q.isfinite().all()
+        assert flow().log_prob(torch.zeros(6, dtype=torch.float32)).isfinite()
+
+
+def test_bounds_of_scales_and_gates():
+    weights = torch.tensor([-1e4, 0.0, 1e4])
+    from sylvester.transforms.elementwise import coefficients
+
+    scale, _, log_scale = coefficients("affine", weights, weights, 0.0)
+    assert log_scale.tolist() == pytest.approx([-4, 0, 4])
+    torch.testing.assert_close(scale.log(), log_scale)
+    gate, _, log_gate = coefficients("gated", weights, weights, 1e-3)
+    assert gate.tolist() == pytest.approx([1e-3, 0.5005, 1.0])
+    torch.testing.assert_close(gate.log(), log_gate)
+    assert coefficients("gated", weights, weights, 0.0)[0].tolist() == [0.0, 0.5, 1.0]
+
+
+def test_variance_bounds():
+    flow = flows.Gaussian(4, 3, variance_bounds=(0.01, 7))
+    scale = flow(100 * torch.randn(50, 3)).base_dist.base_dist.scale
+    assert (scale**2).min().item() == pytest.approx(0.01)
+    assert (scale**2).max().item() == pytest.approx(7)
+
+
+@pytest.mark.parametrize(
+    ("family", "options", "per_step"),
+    [
+        (flows.TriangularSylvester, {}, 8**2 + 2 * 8),
+        (flows.OrthogonalSylvester, {"rank": 3}, 3**2 + 2 * 3 + 8 * 3),
+        (flows.HouseholderSylvester, {"reflections": 5}, 8**2 + 2 * 8 + 5 * 8),
+        (flows.Planar, {}, 2 * 8 + 1),
+        (flows.Radial, {}, 8 + 2),
+        (flows.Householder, {}, 8),
+    ],
+)
+def test_no_output_of_the_hypernetwork_is_thrown_away(family, options, per_step):
+    flow = redraw(family(8, 0, 4, **options), 1.0)
+    hypernetwork = flow.steps[0].hypernetwork
+    assert hypernetwork.bias.shape == (4 * per_step,)
+    z, log_q = flow().rsample_and_log_prob((5,))
+    ((z**3).sum() + log_q.sum()).backward()
+    assert (hypernetwork.bias.grad != 0).all()
+
+
+def test_orders_of_the_autoregressive_steps():
+    def reversed_steps(order):
+        nets = flows.IAF(3, 0, 8, order=order).steps[0].nets
+        return "".join("R" if net.position[0] else "N" for net in nets)
+
+    assert reversed_steps("paired") == "NRRNNRRN"
+    assert reversed_steps("alternating") == "NRNRNRNR"
+
+
+def test_couplings_of_one_feature_depend_on_the_context_alone():
+    for name in ("nice", "realnvp"):
+        flow, context = make(name, 1, 1.0, (2,))
+        posterior = flow(context)
+        for step in posterior.transforms:
+            shift = step(torch.zeros(2, 1)) - 0
+            torch.testing.assert_close(step(torch.ones(2, 1)) - shift, (step(2 * torch.ones(2, 1)) - shift) / 2)
+            assert shift[0] != shift[1]
+
+
+def test_maf_is_the_other_direction_of_iaf():
+    flow, context = make("maf", 5, 1.0)
+    posterior = flow(context)
+    z = torch.randn(5)
+    calls = []
+    step = posterior.transforms[0]
+    step.inv.net = (lambda net: lambda point: calls.append(1) or net(point))(step.inv.net)
+    posterior.log_prob(z)
+    assert len(calls) == 1
+
+
+def test_inverted_turns_the_steps_and_keeps_the_base():
+    flow = redraw(flows.Planar(3, 0, 4), 1.0)
+    straight, inverted = flow(), flows.Inverted(flow)()
+    torch.testing.assert_close(straight.base_dist.base_dist.loc, inverted.base_dist.base_dist.loc)
+    x = torch.randn(3)
+    for step in straight.transforms:
+        x = step(x)
+    y = x
+    for step in inverted.transforms:
+        y = step(y)
+    for step in straight.transforms:
+        y = step(y)
+    torch.testing.assert_close(y, x)
+    assert sum(p.numel() for p in flows.Inverted(flow).parameters()) == sum(p.numel() for p in flow.parameters())
+
+
+def test_composition_takes_one_base_and_all_steps():
+    first, second = flows.Planar(3, 2, 4), flows.IAF(3, 2, 2)
+    both = flows.Flow([first, second])
+    assert len(both(torch.randn(2)).transforms) == 6
+    unused = sum(p.numel() for p in second.base.parameters())
+    total = sum(p.numel() for f in (first, second) for p in f.parameters())
+    assert sum(p.numel() for p in both.parameters()) == total - unused
+
+
+def test_rows_of_a_batch_do_not_share_noise():
+    posterior = flows.Planar(3, 2, 1)(torch.zeros(4, 2))
+    z = posterior.rsample()
+    assert z.shape == (4, 3)
+    assert (z[0] != z[1]).all()
+
+
+def test_the_distribution():
+    flow, context = make("triangular-sylvester", 4, 1.0, (3,))
+    posterior = flow(context)
+    assert posterior.has_rsample
+    assert posterior.event_shape == (4,)
+    wide = posterior.expand((5, 3))
+    assert isinstance(wide, FlowDistribution)
+    assert wide.batch_shape == (5, 3)
+    z = wide.rsample((2,))
+    torch.testing.assert_close(wide.log_prob(z), posterior.log_prob(z.clone()))
+
+    trajectory = list(posterior.trajectory(noise=torch.zeros(3, 4)))
+    assert len(trajectory) == 3
+    torch.testing.assert_close(trajectory[-1], posterior.rsample_and_log_prob(noise=torch.zeros(3, 4)))
+    torch.testing.assert_close(trajectory[0][1], posterior.base_dist.log_prob(trajectory[0][0]))
+
+    gaussian = flows.Gaussian(4, 0)()
+    torch.testing.assert_close(gaussian.entropy(100_000), gaussian.base_dist.entropy(), rtol=0.01, atol=0.01)
+
+    squashed = FlowDistribution(posterior.base_dist, [*posterior.transforms, AffineTransform(1.0, 2.0)])
+    z, log_q = squashed.rsample_and_log_prob((2,))
+    torch.testing.assert_close(squashed.log_prob(z.clone()), log_q)
+
+
+def test_a_sample_without_a_graph_gets_its_score():
+    """The gradient of log q at a fixed point, not along the reparameterized path, even where the sample is cached."""
+    flow, context = make("planar", 3, 1.0)
+    posterior = flow(context)
+    z = posterior.sample()
+    cached = torch.autograd.grad(posterior.log_prob(z), flow.parameters())
+    fresh = torch.autograd.grad(flow(context).log_prob(z.clone()), flow.parameters())
+    torch.testing.assert_close(cached, fresh)
+
+
+def test_noise_is_all_the_randomness():
+    flow, context = make("iaf", 3, 1.0, (2,))
+    state = torch.random.get_rng_state()
+    noise = torch.randn(5, 2, 3, generator=generator("noise"))
+    torch.testing.assert_close(flow(context).rsample_and_log_prob(noise=noise), flow(context).rsample_and_log_prob(noise=noise))
+    assert torch.equal(state, torch.random.get_rng_state())
