@@ -1,0 +1,266 @@
+"""The training loop: annealed bound, early stopping on validation −ELBO, a checkpoint an epoch.
+
+Everything random (order, binarization, noise of the posterior) is a function of (seed, epoch, step), for the
+global batch, so that a resumed run and a run on several devices see what one uninterrupted process would.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from lightning_fabric import Fabric
+from torch import Tensor
+
+from sylvester.app import models
+from sylvester.app.config import Config
+from sylvester.app.runs import Run, RunFailure
+from sylvester.objectives import elbo, linear_beta
+
+if TYPE_CHECKING:
+    from sylvester.app.data import Dataset
+
+# Its banner about processes would break into the progress bar.
+logging.getLogger("lightning_fabric").setLevel(logging.WARNING)
+
+History = list[dict[str, float]]
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where training stands: averages over the data points of this epoch so far."""
+
+    epoch: int
+    epochs: int
+    batch: int
+    batches: int
+    figures: Mapping[str, float]
+    valid: Mapping[str, float] | None = None  # at the end of the epoch
+
+
+Report = Callable[[Progress], None]
+
+
+def ignore(progress: Progress) -> None:
+    """Report to nobody."""
+
+
+SILENT = nullcontext(ignore)
+
+
+def stream(*key: int | str) -> torch.Generator:
+    """An independent random stream for each key, on the CPU so that devices do not matter."""
+    digest = hashlib.blake2b(repr(key).encode(), digest_size=8).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest, "big") >> 1)
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One process's part of a global batch of ``total`` images."""
+
+    x: Tensor  # (b, C, H, W)
+    noise: Tensor  # (1, b, D)
+    weight: Tensor  # (b,), zero for the image that stands in for an empty part
+    total: int
+
+
+def draw(
+    images: Tensor, key: tuple[int | str, ...], latent: int, *, binarize: bool, rank: int = 0, world: int = 1
+) -> Shard:
+    """Part ``rank`` of ``world`` of a global batch, and its share of the randomness of ``key``."""
+    total = len(images)
+    noise = torch.randn(1, total, latent, generator=stream(*key, "noise"))
+    if binarize:
+        images = (torch.rand(images.shape, generator=stream(*key, "binarize")) < images).to(images.dtype)
+    rows = torch.arange(total).tensor_split(world)[rank]
+    weight = torch.ones(len(rows))
+    if len(rows) == 0:  # every process must take part in the step's communication
+        rows, weight = torch.zeros(1, dtype=torch.long), torch.zeros(1)
+    return Shard(images[rows], noise[:, rows], weight, total)
+
+
+def shard_loss(fabric: Fabric, model: Any, shard: Shard, beta: float) -> tuple[Tensor, Tensor]:
+    """The loss whose average over the processes is the global batch's −bound a data point, and global sums.
+
+    The processes average their gradients, so a part's loss is its sum times processes / total: means of
+    uneven parts would count the small ones too much. The sums, equal on every process, are of the loss,
+    −ELBO, −log p(x|z) and KL.
+    """
+    dtype = next(model.parameters()).dtype
+    x, noise, weight = (t.to(fabric.device, dtype) for t in (shard.x, shard.noise, shard.weight))
+    with fabric.autocast():
+        terms = model.log_terms(x, noise=noise)
+    kl = (terms.log_q - terms.log_pz).mean(0)
+    reconstruction = -terms.log_px_z.mean(0)
+    loss = -elbo(terms, beta)
+    local = torch.stack([(weight * t).sum() for t in (loss, reconstruction + kl, reconstruction, kl)])
+    sums = fabric.all_reduce(local.detach().double(), reduce_op="sum")
+    assert isinstance(sums, Tensor)
+    return local[0] * (fabric.world_size / shard.total), sums.cpu()
+
+
+def make_optimizer(vae: torch.nn.Module, config: Config) -> torch.optim.Optimizer:
+    return torch.optim.Adamax(vae.parameters(), lr=config.learning_rate, eps=1e-7)
+
+
+def make_fabric(config: Config) -> Fabric:
+    strategy = "ddp_spawn" if config.devices > 1 else "auto"
+    return Fabric(devices=config.devices, strategy=strategy, precision=config.precision)  # type: ignore[arg-type]
+
+
+def train(run: Run, data: Dataset, *, reporting: AbstractContextManager[Report] = SILENT) -> History:
+    """Train ``run`` from its last checkpoint or the start to its end; its folder holds the best model."""
+    try:
+        return make_fabric(run.config).launch(fit, run, data, reporting)  # type: ignore[arg-type]
+    except (
+        torch.multiprocessing.ProcessRaisedException
+    ) as error:  # carries another process's traceback as text
+        raise RunFailure(str(error).strip().splitlines()[-1].partition(": ")[2]) from None
+
+
+def fit(fabric: Fabric, run: Run, data: Dataset, reporting: AbstractContextManager[Report]) -> History:
+    """What every process of a run does; the first one alone reports and writes."""
+    config, first = run.config, fabric.is_global_zero
+    cuda = [fabric.device] if fabric.device.type == "cuda" else []
+    with torch.random.fork_rng(devices=cuda), reporting if first else SILENT as report:
+        torch.manual_seed(config.seed)  # equal initial weights on every process
+        vae = models.build(config, data.train.shape[1:], data.likelihood)
+        model, optimizer = fabric.setup(vae, make_optimizer(vae, config))
+        model.mark_forward_method("log_terms")
+        if config.compile:
+            vae.log_terms = torch.compile(vae.log_terms)  # type: ignore[method-assign]
+
+        history: History = []
+        if (checkpoint := run.load_checkpoint()) is not None:
+            if checkpoint["data"] != data.sha256:
+                raise RunFailure(
+                    f"Expected the data that {run.path} was started with; got other files by that name"
+                )
+            model.load_state_dict(checkpoint["model"])
+            optimizer.load_state_dict(checkpoint["optimizer"])
+            torch.set_rng_state(checkpoint["rng"])
+            history = checkpoint["history"]
+        if first:
+            run.write_metrics(history)
+
+        with tensorboard(run, len(history)) if first else nullcontext(ignore_line) as log:
+            while not finished(history, config):
+                started = time.perf_counter()
+                epoch = len(history) + 1
+                beta = linear_beta(epoch, config.warmup)
+                trained = train_epoch(fabric, model, optimizer, data, config, epoch, beta, report)
+                valid = validate(fabric, model, data.valid, config)
+                if not math.isfinite(valid["neg_elbo"]):
+                    raise RunFailure(f"The loss on the validation images is not finite after epoch {epoch}")
+                line = {"epoch": epoch, "beta": beta}
+                line |= {f"train_{key}": value for key, value in trained.items()}
+                line |= {f"valid_{key}": value for key, value in valid.items()}
+                history.append(line | {"seconds": time.perf_counter() - started})
+                if first:
+                    # The model goes first: a kill in between repeats this epoch, and with it this very model.
+                    if best_epoch(history) == epoch:
+                        run.save_model(vae, data.train.shape[1:], data.likelihood)
+                    run.save_checkpoint(
+                        {
+                            "model": model.state_dict(),
+                            "optimizer": optimizer.state_dict(),
+                            "rng": torch.get_rng_state(),
+                            "history": history,
+                            "data": data.sha256,
+                        }
+                    )
+                    run.append_metrics(history[-1])
+                    log(history[-1])
+                    report(Progress(epoch, config.epochs, 1, 1, trained, valid))
+    return history
+
+
+def train_epoch(
+    fabric: Fabric,
+    model: Any,
+    optimizer: Any,
+    data: Dataset,
+    config: Config,
+    epoch: int,
+    beta: float,
+    report: Report,
+) -> dict[str, float]:
+    order = torch.randperm(len(data.train), generator=stream(config.seed, "order", epoch))
+    batches = order.split(config.batch_size)
+    part = {"rank": fabric.global_rank, "world": fabric.world_size}
+    sums, seen = torch.zeros(4, dtype=torch.float64), 0
+    for step, rows in enumerate(batches, start=1):
+        key = (config.seed, "train", epoch, step)
+        shard = draw(data.train[rows], key, config.latent, binarize=data.dynamic, **part)
+        loss, batch_sums = shard_loss(fabric, model, shard, beta)
+        if not batch_sums.isfinite().all():
+            raise RunFailure(f"The loss is not finite in epoch {epoch}, batch {step} of {len(batches)}")
+        optimizer.zero_grad()
+        fabric.backward(loss)
+        optimizer.step()
+        sums, seen = sums + batch_sums, seen + shard.total
+        report(Progress(epoch, config.epochs, step, len(batches), averages(sums, seen)))
+    return averages(sums, seen)
+
+
+@torch.no_grad()
+def validate(fabric: Fabric, model: Any, images: Tensor, config: Config) -> dict[str, float]:
+    """−ELBO at β = 1 with one sample an image, and the same noise each time:
+    epochs then differ by the model alone."""
+    model.eval()
+    sums = torch.zeros(4, dtype=torch.float64)
+    for step, x in enumerate(images.split(config.batch_size)):
+        key = (config.seed, "validation", step)
+        shard = draw(x, key, config.latent, binarize=False, rank=fabric.global_rank, world=fabric.world_size)
+        sums += shard_loss(fabric, model, shard, 1.0)[1]
+    model.train()
+    figures = averages(sums, len(images))
+    del figures["loss"]  # at β = 1 it is −ELBO
+    return figures
+
+
+def averages(sums: Tensor, count: int) -> dict[str, float]:
+    return dict(zip(("loss", "neg_elbo", "reconstruction", "kl"), (sums / count).tolist(), strict=True))
+
+
+def best_epoch(history: Sequence[Mapping[str, float]]) -> int:
+    """The epoch, from 1, of the lowest validation −ELBO; the earliest of equals."""
+    return 1 + min(range(len(history)), key=lambda i: history[i]["valid_neg_elbo"])
+
+
+def finished(history: Sequence[Mapping[str, float]], config: Config) -> bool:
+    """All epochs done, or ``patience`` epochs, counted from the warmup's end on, without a better one."""
+    epoch = len(history)
+    if epoch == 0 or epoch >= config.epochs:
+        return epoch >= config.epochs
+    stale = epoch - max(best_epoch(history), config.warmup - 1)
+    return 0 < config.patience <= stale
+
+
+def ignore_line(line: Mapping[str, float]) -> None:
+    """Log nothing."""
+
+
+@contextmanager
+def tensorboard(run: Run, epoch: int) -> Iterator[Callable[[Mapping[str, float]], None]]:
+    """Log each epoch's figures for TensorBoard if installed, dropping what is later than ``epoch``."""
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        yield ignore_line
+        return
+    with SummaryWriter(run.path / "tensorboard", purge_step=epoch + 1) as writer:
+
+        def log(line: Mapping[str, float]) -> None:
+            for key, value in line.items():
+                writer.add_scalar(key, value, line["epoch"])
+            writer.flush()
+
+        yield log

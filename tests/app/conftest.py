@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sylvester.app.config import Config, resolve
+
+TINY = {
+    "latent": 2,
+    "transforms": 2,
+    "epochs": 3,
+    "warmup": 2,
+    "batch_size": 10,
+    "nll_samples": 30,
+    "patience": 0,
+}
+
+
+@pytest.fixture(scope="session")
+def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Binary 4 x 4 images, bright in one half or the other, in a user's own archive."""
+    rng = np.random.default_rng(7)
+    bright = rng.random((47, 1, 1)) < 0.5
+    left = np.arange(4)[None, None, :] < 2
+    images = (rng.random((47, 4, 4)) < np.where(bright == left, 0.9, 0.1)).astype(np.uint8)
+    path = tmp_path_factory.mktemp("data") / "halves.npz"
+    np.savez(path, train=images[:25], valid=images[25:36], test=images[36:], likelihood="bernoulli")
+    return path
+
+
+@pytest.fixture
+def tiny(archive: Path) -> Config:
+    """A run of a second: 25 training images in batches of 10, the last one of 5."""
+    return resolve({"dataset": str(archive), **TINY})
+
+
+@pytest.fixture(scope="session")
+def tiny_flags(archive: Path) -> list[str]:
+    flags = [f"--{key.replace('_', '-')}={value}" for key, value in TINY.items()]
+    return [f"--dataset={archive}", *flags]

@@ -1,0 +1,307 @@
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import matplotlib.image
+import numpy as np
+import pytest
+
+
+def sylvester(*arguments: str | Path, **options: object) -> subprocess.CompletedProcess[str]:
+    """Run the command in a process of its own."""
+    return subprocess.run(command(*arguments), capture_output=True, text=True, env=environment(), **options)  # type: ignore[call-overload]
+
+
+def command(*arguments: str | Path) -> list[str]:
+    return [sys.executable, "-m", "sylvester", *map(str, arguments)]
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "OMP_NUM_THREADS": "1"}
+
+
+@pytest.fixture(scope="module")
+def finished(tiny_flags: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("runs") / "run"
+    done = sylvester("train", *tiny_flags, "--out", path, "--quiet")
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.splitlines()) == 3
+    assert done.stderr == ""
+    return path
+
+
+def figures(path: Path) -> dict[str, Any]:
+    result = json.loads((path / "result.json").read_text())
+    del result["timing"]
+    return result
+
+
+def lines(path: Path) -> list[dict[str, float]]:
+    parsed = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    return [{key: value for key, value in line.items() if key != "seconds"} for line in parsed]
+
+
+@pytest.mark.parametrize("words", [["--help"], ["train", "--help"], ["evaluate", "--help"], ["--version"]])
+def test_help_imports_no_torch(words: list[str]) -> None:
+    code = (
+        "import sys; from sylvester.__main__ import main; sys.argv[1:] = sys.argv[1:]\n"
+        "try: main()\nexcept SystemExit as end: assert not end.code\n"
+        "assert not {'torch', 'numpy', 'lightning_fabric', 'matplotlib'} & set(sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout
+
+
+def test_train_offers_the_documented_flags() -> None:
+    text = sylvester("train", "--help").stdout
+    flags = (
+        "dataset flow transforms rank reflections hidden latent epochs batch-size learning-rate warmup "
+        "architecture seed out data-dir preset config nll-samples devices precision compile quiet json"
+    )
+    for flag in flags.split():
+        assert f"--{flag} " in text
+
+
+def test_a_run_is_a_folder_with_its_figures(finished: Path, archive: Path) -> None:
+    result = json.loads((finished / "result.json").read_text())
+    assert result["dataset"]["name"] == "halves"
+    assert len(result["dataset"]["sha256"]["halves.npz"]) == 64
+    assert result["flow"]["name"] == "triangular-sylvester"
+    assert result["flow"]["outputs_per_step"] == {"paper": 10, "released": 10, "packed": 8}
+    assert result["epochs"] == 3
+    parts = result["parameters"]
+    assert parts["encoder"] + parts["flow"] + parts["decoder"] == parts["total"]
+    # R and R̃ packed with their diagonals, and b, for each of K = 2 steps at D = 2, then mean and variance.
+    assert parts["flow"] == (2 * (2 * 3 + 2) + 2 * 2) * (256 + 1)
+    assert result["nll"] <= result["neg_elbo"]
+    assert result["nll_mc_error"] > 0
+    assert result["nll_std_error"] > 0
+    assert result["timing"]["seconds"] > 0
+    for name in ("samples.png", "reconstructions.png"):
+        assert matplotlib.image.imread(finished / name).std() > 0
+    left = {"config.toml", "metrics.jsonl", "checkpoint.pt", "model.safetensors", "result.json"}
+    assert left <= set(os.listdir(finished))
+    assert not [name for name in os.listdir(finished) if name.endswith((".tmp", ".partial"))]
+
+
+def test_one_seed_one_result(finished: Path, tiny_flags: list[str], tmp_path: Path) -> None:
+    again, other = tmp_path / "again", tmp_path / "other"
+    done = sylvester("train", *tiny_flags, "--out", again, "--json")
+    assert json.loads(done.stdout) == json.loads((again / "result.json").read_text())
+    assert figures(again) == figures(finished)
+    assert lines(again) == lines(finished)
+    sylvester("train", *tiny_flags, "--out", other, "--seed", "1")
+    assert figures(other)["neg_elbo"] != figures(finished)["neg_elbo"]
+
+
+def test_the_runs_own_config_repeats_it(finished: Path, tmp_path: Path) -> None:
+    done = sylvester("train", "--config", finished / "config.toml", "--out", tmp_path / "run", "--quiet")
+    assert done.returncode == 0, done.stderr
+    assert figures(tmp_path / "run") == figures(finished)
+
+
+def interrupt(
+    flags: list[str], path: Path, signal_number: int, epochs: int
+) -> subprocess.CompletedProcess[str]:
+    """Start a run and send it a signal in the epoch after ``epochs``."""
+    process = subprocess.Popen(
+        command("train", *flags, "--out", path), stderr=subprocess.PIPE, text=True, env=environment()
+    )
+    deadline = time.monotonic() + 120
+    metrics = path / "metrics.jsonl"
+    while not metrics.exists() or len(metrics.read_text().splitlines()) < epochs:
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    process.send_signal(signal_number)
+    _, errors = process.communicate()
+    assert not (path / "result.json").exists()
+    return subprocess.CompletedProcess(process.args, process.returncode, "", errors)
+
+
+@pytest.fixture(scope="module")
+def long_flags(tiny_flags: list[str]) -> list[str]:
+    """Enough epochs that a signal arrives in the midst of them."""
+    return [*tiny_flags, "--epochs=60"]
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(long_flags: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("runs") / "run"
+    assert sylvester("train", *long_flags, "--out", path, "--quiet").returncode == 0
+    return path
+
+
+@pytest.mark.parametrize("epochs", [0, 5])
+def test_a_killed_run_resumes_to_the_same_figures(
+    epochs: int, long_flags: list[str], uninterrupted: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "run"
+    assert interrupt(long_flags, path, signal.SIGKILL, epochs).returncode == -signal.SIGKILL
+    done = sylvester("resume", path, "--quiet")
+    assert done.returncode == 0, done.stderr
+    assert figures(path) == figures(uninterrupted)
+    assert lines(path) == lines(uninterrupted)
+
+
+def test_ctrl_c_leaves_a_run_and_says_how_to_resume_it(
+    long_flags: list[str], uninterrupted: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "run"
+    stopped = interrupt(long_flags, path, signal.SIGINT, 2)
+    assert stopped.returncode == 130
+    assert f"sylvester resume {path}" in stopped.stderr
+    assert "Traceback" not in stopped.stderr
+    assert sylvester("resume", path, "--quiet").returncode == 0
+    assert figures(path) == figures(uninterrupted)
+
+
+def test_a_finished_run_says_so(finished: Path) -> None:
+    before = {file: file.stat().st_mtime_ns for file in finished.iterdir()}
+    done = sylvester("resume", finished)
+    assert done.returncode == 0
+    assert "finished" in done.stdout
+    assert json.loads(sylvester("resume", finished, "--json").stdout)["epochs"] == 3
+    assert {file: file.stat().st_mtime_ns for file in finished.iterdir()} == before
+
+
+def test_evaluate_scores_and_repeats_the_runs_own_figures(finished: Path) -> None:
+    done = sylvester("evaluate", finished, "--samples", "30", "--json", "--quiet")
+    assert done.returncode == 0, done.stderr
+    evaluated = json.loads(done.stdout)
+    result = figures(finished)
+    assert {key: result[key] for key in evaluated} == evaluated
+    more = json.loads(sylvester("evaluate", finished, "--samples", "300", "--json", "--quiet").stdout)
+    assert more["nll"] == pytest.approx(evaluated["nll"], abs=5 * evaluated["nll_mc_error"])
+    assert more["nll_mc_error"] < evaluated["nll_mc_error"]
+    assert "NLL" in sylvester("evaluate", finished, "--samples", "30").stdout
+
+
+def test_sample_writes_a_picture(finished: Path, tmp_path: Path) -> None:
+    target = tmp_path / "nine.png"
+    done = sylvester("sample", finished, "-n", "9", "--out", target)
+    assert done.stdout == f"{target}\n"
+    side = 3 * (4 * 14 + 1) + 1
+    assert matplotlib.image.imread(target).shape[:2] == (side, side)
+    assert sylvester("sample", finished, "-n", "9", "--seed", "1").returncode == 0
+    other = matplotlib.image.imread(finished / "samples-9-seed1.png")
+    assert not np.array_equal(other, matplotlib.image.imread(target))
+
+
+def test_without_nll_samples_there_is_a_bound_alone(tiny_flags: list[str], tmp_path: Path) -> None:
+    done = sylvester("train", *tiny_flags, "--nll-samples=0", "--out", tmp_path / "run", "--quiet")
+    assert done.returncode == 0, done.stderr
+    result = figures(tmp_path / "run")
+    assert result["nll"] is None
+    assert result["neg_elbo"] > 0
+    assert "NLL" not in done.stdout
+
+
+def test_categorical_images_are_in_bits_per_dimension_too(tiny_flags: list[str], tmp_path: Path) -> None:
+    levels = np.random.default_rng(0).integers(0, 256, (40, 4, 4)).astype(np.uint8)
+    archive = tmp_path / "grey.npz"
+    np.savez(archive, train=levels[:20], valid=levels[20:30], test=levels[30:], likelihood="categorical")
+    flags = [*tiny_flags[1:], f"--dataset={archive}", "--epochs=1"]
+    done = sylvester("train", *flags, "--out", tmp_path / "run", "--quiet")
+    assert done.returncode == 0, done.stderr
+    result = figures(tmp_path / "run")
+    assert result["bits_per_dim"]["nll"] == pytest.approx(result["nll"] / (16 * np.log(2)))
+    assert "bits per dimension" in done.stdout
+
+
+def test_datasets_are_listed_and_checked(tmp_path: Path) -> None:
+    rows = {row["name"]: row for row in json.loads(sylvester("data", "list", "--json").stdout)}
+    assert rows["digits"]["present"]
+    assert rows["mnist"]["splits"] == {"train": 50_000, "valid": 10_000, "test": 10_000}
+    assert "freyfaces" in sylvester("data", "list").stdout
+    for verb in ("check", "fetch"):
+        report = json.loads(sylvester("data", verb, "digits", "--json").stdout)
+        assert report["ok"]
+        assert report["counts"] == {"train": 1197, "valid": 300, "test": 300}
+    missing = sylvester("data", "check", "mnist", "--data-dir", tmp_path)
+    assert missing.returncode == 2
+    assert "binarized_mnist_train.amat" in missing.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["train", "--flow", "triangular-silvester"], "did you mean 'triangular-sylvester'"),
+        (["train", "--flow", "planar", "--rank", "4"], "planar"),
+        (["train", "--rnk", "4"], "--rank"),
+        (["train", "--epochs", "few"], "few"),
+        (["train", "--epochs", "0"], "epochs"),
+        (["train", "--dataset", "absent.npz"], "absent.npz"),
+        (["train", "--dataset", "odd.npz"], "multiple"),
+        (["train", "--dataset", "bright.npz"], "[0, 1]"),
+        (["train", "--dataset", "torn.npz"], "torn.npz"),
+        (["train", "--dataset", "mnist", "--data-dir", "."], "binarized_mnist_train.amat"),
+        (["train", "--dataset", "caltech101", "--data-dir", "bad"], "caltech101_silhouettes_28_split1.mat"),
+        (["train", "--config", "absent.toml"], "absent.toml"),
+        (["train", "--config", "typo.toml"], "did you mean 'latent'"),
+        (["resume", "."], "Expected the folder of a run"),
+        (["resume", "absent"], "Expected the folder of a run"),
+        (["evaluate", "."], "Expected the folder of a run"),
+        (["sample", "bad"], "Expected the folder of a run"),
+        (["data", "check", "minst"], "mnist"),
+        (["brain"], "train"),
+    ],
+)
+def test_bad_input_is_one_sentence_and_leaves_nothing(
+    words: list[str], expected: str, tmp_path: Path
+) -> None:
+    square = np.zeros((4, 8, 8))
+    for name, images in (("odd", np.zeros((4, 6, 8))), ("bright", square + 3.0)):
+        np.savez(tmp_path / f"{name}.npz", train=images, valid=images, test=images)
+    np.savez(tmp_path / "whole.npz", train=square, valid=square, test=square)
+    content = (tmp_path / "whole.npz").read_bytes()
+    (tmp_path / "torn.npz").write_bytes(content[: len(content) // 2])
+    (tmp_path / "bad").mkdir()
+    (tmp_path / "bad" / "caltech101_silhouettes_28_split1.mat").write_bytes(b"MATLAB 5.0 MAT-file, torn")
+    (tmp_path / "typo.toml").write_text("laten = 4\n")
+    before = sorted(tmp_path.rglob("*"))
+    done = sylvester(*words, *(["--out", "run"] if words[0] == "train" else []), cwd=tmp_path)
+    assert done.returncode == 2, done.stderr
+    assert len(done.stderr.splitlines()) == 1, done.stderr
+    assert expected in done.stderr
+    assert done.stdout == ""
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_folder_in_use_is_left_alone(finished: Path, tiny_flags: list[str]) -> None:
+    before = (finished / "config.toml").read_text()
+    done = sylvester("train", *tiny_flags, "--out", finished)
+    assert done.returncode == 2
+    assert f"sylvester resume {finished}" in done.stderr
+    assert (finished / "config.toml").read_text() == before
+
+
+def test_a_disk_that_takes_no_more_is_a_sentence(tiny_flags: list[str], tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    small = 100_000  # bytes: enough for the settings, too little for the model
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (small, small))
+
+    done = sylvester("train", *tiny_flags, "--out", path, "--quiet", preexec_fn=limit)
+    assert done.returncode == 1
+    assert len(done.stderr.splitlines()) == 1, done.stderr
+    assert "File too large" in done.stderr
+    assert not [name for name in os.listdir(path) if name.endswith(".tmp")]
+    assert sylvester("resume", path, "--quiet").returncode == 0
+
+
+def test_a_loss_that_explodes_is_a_sentence(tiny_flags: list[str], tmp_path: Path) -> None:
+    done = sylvester("train", *tiny_flags, "--learning-rate=1e38", "--out", tmp_path / "run", "--quiet")
+    assert done.returncode == 1
+    assert len(done.stderr.splitlines()) == 1, done.stderr
+    assert "not finite in epoch 1, batch 2" in done.stderr

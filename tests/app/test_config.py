@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sylvester.app.config import CHOICES, PRESETS, Config, ConfigError, parse, read_toml, resolve
+from sylvester.names import FLOWS
+
+
+def test_flags_beat_the_file_which_beats_the_preset_which_beats_the_defaults(tmp_path: Path) -> None:
+    file = tmp_path / "settings.toml"
+    file.write_text('preset = "paper"\nlatent = 40\nepochs = 7\n')
+    config = resolve({"epochs": 9}, file)
+    assert (config.epochs, config.latent, config.batch_size) == (9, 40, 100)
+    assert (config.seed, config.devices) == (0, 1)
+    assert resolve({"preset": "quick"}, file).batch_size == PRESETS["quick"]["batch_size"]
+
+
+def test_without_settings_it_is_triangular_sylvester_on_the_digits() -> None:
+    config = resolve({})
+    assert (config.preset, config.dataset, config.flow) == ("quick", "digits", "triangular-sylvester")
+
+
+def test_the_paper_preset_is_the_papers_run() -> None:
+    config = resolve({"preset": "paper", "dataset": "mnist", "flow": "orthogonal-sylvester"})
+    assert (config.latent, config.transforms, config.rank) == (64, 16, 32)
+    assert (config.epochs, config.warmup, config.patience) == (2000, 100, 100)
+    assert (config.batch_size, config.learning_rate, config.nll_samples) == (100, 5e-4, 5000)
+    assert (config.architecture, config.init, config.variance_bounds) == ("paper", "torch", None)
+    assert resolve({"preset": "paper", "flow": "householder-sylvester"}).reflections == 8
+    assert resolve({"preset": "paper", "flow": "iaf"}).hidden == 1280
+    assert resolve({"preset": "paper", "dataset": "caltech101"}).nll_samples == 2000
+    assert resolve({"preset": "paper", "dataset": "freyfaces"}).variance_bounds == (0.01, 7.0)
+    assert resolve({"preset": "quick", "dataset": "freyfaces"}).variance_bounds is None
+
+
+@pytest.mark.parametrize("flow", FLOWS)
+@pytest.mark.parametrize("preset", PRESETS)
+def test_every_flow_has_what_it_needs_and_survives_its_file(flow: str, preset: str, tmp_path: Path) -> None:
+    config = resolve({"flow": flow, "preset": preset, "dataset": "freyfaces", "data_dir": tmp_path})
+    file = tmp_path / "config.toml"
+    file.write_text(config.to_toml())
+    assert parse(read_toml(file)) == config
+    assert resolve({}, file) == config
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"batchsize": 3}, ["batchsize", "did you mean 'batch_size'"]),
+        ({"flow": "triangular_sylvester"}, ["flow", "did you mean 'triangular-sylvester'"]),
+        ({"dataset": "minst"}, ["dataset", "did you mean 'mnist'", ".npz"]),
+        ({"preset": "papr"}, ["preset", "did you mean 'paper'"]),
+        ({"architecture": "release"}, ["did you mean 'released'"]),
+        ({"precision": "bf16"}, ["did you mean 'bf16-mixed'"]),
+        ({"flow": "planar", "rank": 4}, ["rank", "planar", "orthogonal-sylvester", "got 4"]),
+        ({"flow": "gaussian", "transforms": 4}, ["transforms", "gaussian"]),
+        ({"flow": "iaf", "reflections": 2}, ["reflections", "iaf", "householder-sylvester"]),
+        ({"hidden": 64}, ["hidden", "triangular-sylvester"]),
+        ({"flow": "orthogonal-sylvester", "rank": 30, "latent": 16}, ["rank", "latent = 16", "got 30"]),
+        ({"flow": "maf", "hidden": 8, "latent": 16}, ["hidden", "latent = 16", "got 8"]),
+        ({"epochs": 0}, ["epochs", "greater than or equal to 1", "got 0"]),
+        ({"epochs": "many"}, ["epochs", "got 'many'"]),
+        ({"learning_rate": float("nan")}, ["learning_rate", "got nan"]),
+        ({"variance_bounds": (7.0, 0.01)}, ["variance_bounds", "increasing"]),
+    ],
+)
+def test_wrong_settings_are_one_sentence_that_names_the_right_one(
+    given: dict[str, object], words: list[str]
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        resolve(given)
+    message = str(caught.value)
+    assert message.startswith("Expected")
+    assert "\n" not in message
+    for word in words:
+        assert word in message
+
+
+@pytest.mark.parametrize("content", [None, b"latent = ", b"\xff\xfe"])
+def test_a_file_that_is_no_toml_is_named(content: bytes | None, tmp_path: Path) -> None:
+    file = tmp_path / "settings.toml"
+    if content is not None:
+        file.write_bytes(content)
+    with pytest.raises(ConfigError, match=str(file)):
+        resolve({}, file)
+
+
+def test_a_setting_the_flow_needs_is_asked_for() -> None:
+    values = resolve({}).model_dump()
+    with pytest.raises(ConfigError, match="Expected a value of rank for the orthogonal-sylvester flow"):
+        parse({**values, "flow": "orthogonal-sylvester"})
+
+
+def test_every_choice_is_a_field_and_its_default_is_one_of_them() -> None:
+    for name, choices in CHOICES.items():
+        field = Config.model_fields[name]
+        assert field.is_required() or field.default in choices
+
+
+def test_the_schema_needs_no_torch() -> None:
+    code = "import sys, sylvester.app.config, sylvester.app.runs; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

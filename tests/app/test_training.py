@@ -1,0 +1,242 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning_fabric import Fabric
+from torch import Tensor
+
+import sylvester
+from sylvester.app import data, models, training
+from sylvester.app.config import Config, resolve
+from sylvester.app.runs import Run, RunFailure
+from sylvester.app.training import Progress, best_epoch, draw, finished, shard_loss, stream
+
+
+@pytest.fixture(scope="session")
+def halves(archive: Path) -> data.Dataset:
+    return data.load(archive)
+
+
+def test_streams_depend_on_the_whole_key_and_on_nothing_else() -> None:
+    keys: list[tuple[int | str, ...]] = [(1, 23), (12, 3), (1, 2, 3), (1, "23"), ("a", 1), (0,)]
+    draws = {key: torch.randn(4, generator=stream(*key)) for key in keys}
+    assert len({tuple(value.tolist()) for value in draws.values()}) == len(keys)
+    torch.manual_seed(0)
+    assert torch.equal(torch.randn(4, generator=stream(1, 23)), draws[1, 23])
+
+
+@pytest.mark.parametrize("count", [1, 2, 7, 8])
+def test_the_parts_of_a_batch_are_the_batch(count: int) -> None:
+    grey = torch.rand(count, 1, 4, 4)
+    whole = draw(grey, (0, "train", 1, 1), 3, binarize=True)
+    parts = [draw(grey, (0, "train", 1, 1), 3, binarize=True, rank=rank, world=3) for rank in range(3)]
+    counted = [part.weight.bool() for part in parts]
+    assert all(part.total == count for part in parts)
+    joined = torch.cat([part.x[rows] for part, rows in zip(parts, counted, strict=True)])
+    assert torch.equal(joined, whole.x)
+    joined = torch.cat([part.noise[:, rows] for part, rows in zip(parts, counted, strict=True)], 1)
+    assert torch.equal(joined, whole.noise)
+
+
+def test_grey_images_are_binarized_afresh_with_their_own_probabilities() -> None:
+    grey = torch.tensor([0.0, 0.25, 1.0, 0.75]).repeat(4000, 1, 1, 1)
+    first, second = (draw(grey, (0, "train", epoch, 1), 1, binarize=True).x for epoch in (1, 2))
+    assert first.unique().tolist() == [0.0, 1.0]
+    assert not torch.equal(first, second)
+    torch.testing.assert_close(first.mean(0), grey[0], rtol=0, atol=4 * (0.1875 / 4000) ** 0.5)
+
+
+def gradients(fabric: Fabric, config: Config, counts: list[int]) -> list[tuple[list[Any], list[float]]]:
+    """What one training step leaves in the parameters, for global batches of several sizes."""
+    torch.manual_seed(0)
+    vae = models.build(config, (1, 4, 4), "bernoulli")
+    model = fabric.setup(vae)
+    model.mark_forward_method("log_terms")
+    results = []
+    for count in counts:
+        vae.zero_grad()
+        x = (torch.rand(count, 1, 4, 4, generator=stream(count)) < 0.5).double()
+        part = {"rank": fabric.global_rank, "world": fabric.world_size}
+        loss, sums = shard_loss(fabric, model, draw(x, (count,), config.latent, binarize=False, **part), 0.7)
+        fabric.backward(loss)
+        # Tensors would not outlive the process.
+        results.append(([p.grad.tolist() for p in vae.parameters() if p.grad is not None], sums.tolist()))
+    return results
+
+
+@pytest.mark.parametrize("flow", ["triangular-sylvester", "iaf"])
+def test_two_processes_give_the_gradients_of_one(flow: str, tiny: Config) -> None:
+    settings = tiny.model_dump(exclude_none=True) | {"flow": flow, "precision": "64-true"}
+    one = resolve(settings | ({"hidden": 8} if flow == "iaf" else {}))
+    two = one.model_copy(update={"devices": 2})
+    counts = [8, 7, 1]  # even, uneven, and one process without an image
+    launch: Callable[..., Any] = training.make_fabric(two).launch
+    alone = gradients(training.make_fabric(one), one, counts)
+    for (expected, sums), (got, got_sums) in zip(alone, launch(gradients, two, counts), strict=True):
+        assert len(expected) == len(got) > 0
+        for a, b in zip(expected, got, strict=True):
+            torch.testing.assert_close(double(a), double(b), rtol=1e-10, atol=1e-10)
+        assert got_sums == pytest.approx(sums, rel=1e-12)
+
+
+def double(values: list[Any]) -> Tensor:
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def test_two_processes_train_as_one_does(tiny: Config, halves: data.Dataset, tmp_path: Path) -> None:
+    histories = []
+    for devices in (1, 2):
+        config = tiny.model_copy(update={"devices": devices, "precision": "64-true", "epochs": 2})
+        histories.append(training.train(Run.create(tmp_path / str(devices), config), halves))
+    for one, two in zip(*histories, strict=True):
+        assert one.keys() == two.keys()
+        for key in one.keys() - {"seconds"}:
+            assert two[key] == pytest.approx(one[key], rel=1e-9)
+
+
+def history(*bounds: float) -> training.History:
+    return [{"valid_neg_elbo": value} for value in bounds]
+
+
+def test_patience_counts_from_the_end_of_the_warmup(tiny: Config) -> None:
+    config = tiny.model_copy(update={"epochs": 20, "warmup": 4, "patience": 3})
+    assert not finished([], config)
+    assert not finished(history(1, 2, 2, 2, 2), config)  # epochs 4 and 5 were no better: two
+    assert finished(history(1, 2, 2, 2, 2, 2), config)
+    assert not finished(history(1, 2, 2, 2, 2, 0), config)
+    assert not finished(history(1, 2, 2, 2, 2, 0, 2, 2), config)
+    assert finished(history(1, 2, 2, 2, 2, 0, 2, 2, 2), config)
+    assert finished(history(*[1.0] * 20), config.model_copy(update={"patience": 0}))
+    assert not finished(history(*[1.0] * 19), config.model_copy(update={"patience": 0}))
+    assert best_epoch(history(3, 1, 2, 1)) == 2
+
+
+def test_training_improves_and_keeps_the_best_model(
+    tiny: Config, halves: data.Dataset, tmp_path: Path
+) -> None:
+    config = tiny.model_copy(update={"epochs": 30, "learning_rate": 0.01})
+    run = Run.create(tmp_path / "run", config)
+    lines = training.train(run, halves)
+    assert [line["epoch"] for line in lines] == list(range(1, 31))
+    assert [line["beta"] for line in lines[:3]] == [0.5, 1.0, 1.0]
+    assert min(line["valid_neg_elbo"] for line in lines) < 0.85 * 16 * 0.6931
+    for line in lines:
+        assert line["train_neg_elbo"] == pytest.approx(line["train_reconstruction"] + line["train_kl"])
+    assert [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()] == lines
+    best = training.validate(
+        Fabric(accelerator="cpu", devices=1), sylvester.load(run.path), halves.valid, config
+    )
+    assert best["neg_elbo"] == min(line["valid_neg_elbo"] for line in lines)
+
+
+def test_an_epoch_averages_over_images_not_over_batches(tiny: Config, halves: data.Dataset) -> None:
+    fabric = Fabric(accelerator="cpu", devices=1)
+    vae = models.build(tiny, (1, 4, 4), "bernoulli").eval()
+    got = training.validate(fabric, vae, halves.valid, tiny)["neg_elbo"]  # batches of 10 and 1
+    each = []
+    for step, x in enumerate(halves.valid.split(10)):
+        noise = draw(x, (tiny.seed, "validation", step), tiny.latent, binarize=False).noise
+        with torch.no_grad():
+            each.append(-vae.log_terms(x, noise=noise).log_w[0])
+    assert got == pytest.approx(torch.cat(each).double().mean().item(), rel=1e-6)
+
+
+class Stop(Exception):
+    pass
+
+
+def stop_at(epoch: int, batch: int) -> Callable[[Progress], None]:
+    def report(progress: Progress) -> None:
+        if (progress.epoch, progress.batch) == (epoch, batch):
+            raise Stop
+
+    return report
+
+
+@pytest.mark.parametrize("flow", ["triangular-sylvester", "orthogonal-sylvester", "gaussian"])
+def test_a_resumed_run_is_bit_identical(
+    flow: str, tiny: Config, halves: data.Dataset, tmp_path: Path
+) -> None:
+    settings = tiny.model_dump(exclude_none=True, exclude={"transforms"}) | {"flow": flow}
+    config = resolve(settings | ({"rank": 2} if flow == "orthogonal-sylvester" else {}))
+    grey = replace(halves, train=0.2 + 0.6 * halves.train, dynamic=True)
+    whole, broken = (Run.create(tmp_path / name, config) for name in ("whole", "broken"))
+    expected = training.train(whole, grey)
+    for epoch, batch in ((1, 2), (2, 1), (2, 3), (3, 2)):  # the first leaves no checkpoint
+        with pytest.raises(Stop):
+            training.train(broken, grey, reporting=nullcontext(stop_at(epoch, batch)))
+        broken.append_metrics({"epoch": 99})
+        torch.randn(3)  # what else the process draws must not matter
+    got = training.train(broken, grey)
+    assert without_seconds(got) == without_seconds(expected)
+    lines = [json.loads(line) for line in (broken.path / "metrics.jsonl").read_text().splitlines()]
+    assert without_seconds(lines) == without_seconds(expected)
+    assert (whole.path / "model.safetensors").read_bytes() == (broken.path / "model.safetensors").read_bytes()
+    one, other = (run.load_checkpoint() for run in (whole, broken))
+    assert one is not None
+    assert other is not None
+    for name in one["model"]:
+        assert torch.equal(one["model"][name], other["model"][name])
+
+
+def without_seconds(lines: training.History) -> list[dict[str, float]]:
+    return [{key: value for key, value in line.items() if key != "seconds"} for line in lines]
+
+
+def test_training_leaves_the_global_generator_alone(
+    tiny: Config, halves: data.Dataset, tmp_path: Path
+) -> None:
+    before = torch.get_rng_state()
+    training.train(Run.create(tmp_path / "run", tiny.model_copy(update={"epochs": 1})), halves)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_non_finite_loss_stops_with_epoch_and_batch_and_keeps_the_checkpoint(
+    tiny: Config, halves: data.Dataset, tmp_path: Path
+) -> None:
+    run = Run.create(tmp_path / "run", tiny)
+    with pytest.raises(Stop):
+        training.train(run, halves, reporting=nullcontext(stop_at(2, 1)))
+    good = (run.path / "checkpoint.pt").read_bytes()
+    poisoned = halves.train.clone()
+    poisoned[:] = float("nan")
+    with pytest.raises(RunFailure, match="not finite in epoch 2, batch 1 of 3"):
+        training.train(run, replace(halves, train=poisoned))
+    assert (run.path / "checkpoint.pt").read_bytes() == good
+
+
+def test_an_exploding_last_step_is_not_checkpointed(
+    tiny: Config, halves: data.Dataset, tmp_path: Path
+) -> None:
+    config = tiny.model_copy(update={"learning_rate": 1e38, "batch_size": 25})
+    run = Run.create(tmp_path / "run", config)
+    with pytest.raises(RunFailure, match="not finite after epoch 1"):
+        training.train(run, halves)
+    assert not (run.path / "checkpoint.pt").exists()
+
+
+def test_other_data_is_not_taken_for_the_runs_own(tiny: Config, halves: data.Dataset, tmp_path: Path) -> None:
+    run = Run.create(tmp_path / "run", tiny)
+    with pytest.raises(Stop):
+        training.train(run, halves, reporting=nullcontext(stop_at(2, 1)))
+    with pytest.raises(RunFailure, match="Expected the data that"):
+        training.train(run, replace(halves, sha256={"halves.npz": "0" * 64}))
+
+
+@pytest.mark.parametrize("option", [{"compile": True}, {"precision": "bf16-mixed"}])
+def test_compiled_and_mixed_precision_training_stay_close_to_plain(
+    option: dict[str, Any], tiny: Config, halves: data.Dataset, tmp_path: Path
+) -> None:
+    plain = training.train(Run.create(tmp_path / "plain", tiny), halves)
+    other = training.train(Run.create(tmp_path / "other", tiny.model_copy(update=option)), halves)
+    tolerance = 1e-4 if option == {"compile": True} else 0.05
+    assert other != plain
+    for one, two in zip(plain, other, strict=True):
+        assert two["valid_neg_elbo"] == pytest.approx(one["valid_neg_elbo"], rel=tolerance)
