@@ -7,10 +7,10 @@ WORKERS ?= 2
 .PHONY: demo test test-slow lint types format clean
 
 test: lint types
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) tests
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS)
 
 test-slow: $(VENV)/.installed
-	$(BIN)/pytest -m slow tests
+	$(BIN)/pytest -m slow
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .

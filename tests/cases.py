@@ -45,7 +45,9 @@ class Case:
     build: Callable[..., FlowTransform]
     batched: bool = True  # whether the parameters have a batch shape
 
-    def leaves(self, name: str, features: int, batch: tuple[int, ...], scale: float, dtype=torch.float64) -> list[Tensor]:
+    def leaves(
+        self, name: str, features: int, batch: tuple[int, ...], scale: float, dtype=torch.float64
+    ) -> list[Tensor]:
         rng = generator(name, features, batch, scale)
 
         def randn(*shape: int) -> Tensor:
@@ -158,9 +160,7 @@ STEPS: dict[str, Case] = {
 
 #: Families as (features, context, transforms) -> flow, at sizes that show their own options at work.
 FLOWS: dict[str, Callable[[int, int, int], flows.Flow]] = {
-    name: (lambda family: lambda features, context, transforms: family(features, context, transforms))(family)
-    for name, family in flows.FAMILIES.items()
-} | {
+    **flows.FAMILIES,
     "inverted-triangular": lambda d, c, k: flows.Inverted(flows.TriangularSylvester(d, c, k)),
     "inverted-iaf": lambda d, c, k: flows.Inverted(flows.IAF(d, c, k, order="alternating")),
     "composed": lambda d, c, k: flows.Flow([flows.Planar(d, c, k), flows.HouseholderSylvester(d, c, 1)]),

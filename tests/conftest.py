@@ -4,7 +4,7 @@ import pytest
 import torch
 
 
-@pytest.fixture()
+@pytest.fixture
 def float64():
     """Start in float64 with a fixed seed, and leave torch as it was found."""
     before = torch.get_default_dtype()

@@ -156,9 +156,7 @@ def test_every_image_is_encoded_once_and_every_sample_decoded_in_chunks(samples:
     encoded: list[int] = []
     decoded: list[int] = []
     vae.encoder.register_forward_hook(lambda _module, inputs, _output: encoded.append(len(inputs[0])))
-    vae.decoder.register_forward_hook(
-        lambda _module, inputs, _output: decoded.append(inputs[0].shape[:-1].numel())
-    )
+    vae.decoder.register_forward_hook(lambda _module, inputs, _output: decoded.append(inputs[0].shape[:-1].numel()))
     log_likelihood(vae, x, samples, chunk=chunk)
     assert sum(encoded) == 8
     assert sum(decoded) == 8 * samples
@@ -211,9 +209,7 @@ def test_an_interrupted_evaluation_continues_where_it_stopped(vae: VAE, tmp_path
             log_likelihood(vae, x, 50, chunk=50, checkpoint=path, progress=stop_at(limit))
     calls: list[tuple[int, int]] = []
     # Another chunk size may go on with it: images 3 to 5 are left, in groups of two.
-    resumed = log_likelihood(
-        vae, x, 50, chunk=100, checkpoint=path, progress=lambda *call: calls.append(call)
-    )
+    resumed = log_likelihood(vae, x, 50, chunk=100, checkpoint=path, progress=lambda *call: calls.append(call))
     assert calls == [(5, 6), (6, 6)]
     assert_same(resumed, expected)
     finished = log_likelihood(vae, x, 50, checkpoint=path, progress=stop_at(0))

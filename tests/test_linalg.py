@@ -6,7 +6,16 @@ from cases import generator
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sylvester.linalg import Dense, HouseholderProduct, Identity, Reversal, as_operator, matvec, polar, solve_tanh
+from sylvester.linalg import (
+    Dense,
+    HouseholderProduct,
+    Identity,
+    Reversal,
+    as_operator,
+    matvec,
+    polar,
+    solve_tanh,
+)
 from sylvester.linalg.tanh import _back_substitute
 
 pytestmark = pytest.mark.usefixtures("float64")
@@ -138,8 +147,17 @@ def test_operators():
 
 @pytest.mark.parametrize(
     ("matrix", "vector"),
-    [((2, 3), (3,)), ((2, 3), (5, 3)), ((4, 2, 3), (4, 3)), ((4, 2, 3), (3,)), ((4, 2, 3), (6, 4, 3))]
-    + [((4, 2, 3), (6, 1, 3)), ((1, 2, 3), (6, 4, 3)), ((5, 4, 2, 3), (7, 6, 5, 4, 3)), ((4, 1, 2, 3), (7, 4, 5, 3))],
+    [
+        ((2, 3), (3,)),
+        ((2, 3), (5, 3)),
+        ((4, 2, 3), (4, 3)),
+        ((4, 2, 3), (3,)),
+        ((4, 2, 3), (6, 4, 3)),
+        ((4, 2, 3), (6, 1, 3)),
+        ((1, 2, 3), (6, 4, 3)),
+        ((5, 4, 2, 3), (7, 6, 5, 4, 3)),
+        ((4, 1, 2, 3), (7, 4, 5, 3)),
+    ],
 )
 def test_matvec_broadcasts(matrix, vector):
     a, x = torch.randn(matrix), torch.randn(vector)

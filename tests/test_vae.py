@@ -287,9 +287,7 @@ def test_autocast_stays_out_of_the_flow() -> None:
 
 
 def test_state_dict_holds_the_parameters_and_keeps_the_layout() -> None:
-    vae, other = (
-        VAE(GatedConvEncoder((1, 8, 8), 8), Planar(3, 8), GatedConvDecoder((1, 8, 8), 3)) for _ in range(2)
-    )
+    vae, other = (VAE(GatedConvEncoder((1, 8, 8), 8), Planar(3, 8), GatedConvDecoder((1, 8, 8), 3)) for _ in range(2))
     state = {name: tensor.contiguous() for name, tensor in vae.state_dict().items()}
     assert set(state) >= {name for name, _ in vae.named_parameters()}
     other.load_state_dict(state)

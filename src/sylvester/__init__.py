@@ -18,7 +18,6 @@ __version__ = "0.1.0"
 
 _SUBMODULES = frozenset(
     {
-        "contrib",
         "diagnostics",
         "distributions",
         "evaluation",
@@ -32,11 +31,21 @@ _SUBMODULES = frozenset(
 )
 _ATTRIBUTES = {"FlowDistribution": "distributions", "VAE": "vae", "load": "app.runs"}
 
-__all__ = ["FlowDistribution", "VAE", "load", *sorted(_SUBMODULES)]  # noqa: F822  (resolved lazily)
+__all__ = ["FlowDistribution", "VAE", "load", *sorted(_SUBMODULES)]
 
 if TYPE_CHECKING:
-    from sylvester import distributions, flows, linalg, names, transforms
-    from sylvester.distributions import FlowDistribution
+    from sylvester import diagnostics as diagnostics
+    from sylvester import distributions as distributions
+    from sylvester import evaluation as evaluation
+    from sylvester import flows as flows
+    from sylvester import linalg as linalg
+    from sylvester import names as names
+    from sylvester import objectives as objectives
+    from sylvester import transforms as transforms
+    from sylvester import vae as vae
+    from sylvester.app.runs import load as load
+    from sylvester.distributions import FlowDistribution as FlowDistribution
+    from sylvester.vae import VAE as VAE
 
 
 def __getattr__(name: str) -> Any:

@@ -11,9 +11,7 @@ def main() -> None:
     except ModuleNotFoundError as error:
         if error.name is None or error.name.startswith("sylvester"):
             raise
-        sys.exit(
-            f'The command line needs {error.name}, which is not installed: pip install "sylvester[app]"'
-        )
+        sys.exit(f'The command line needs {error.name}, which is not installed: pip install "sylvester[app]"')
     run()
 
 

@@ -1,6 +1,6 @@
 """FlowDistribution: a diagonal Gaussian pushed through a chain of steps.
 
-    z_0 = μ + σ ε,    z_k = t_k(z_{k−1}),    log q(z_K) = log N(z_0; μ, σ²) − Σ_k ladj_k
+z_0 = μ + σ ε,    z_k = t_k(z_{k−1}),    log q(z_K) = log N(z_0; μ, σ²) − Σ_k ladj_k
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class FlowDistribution(TransformedDistribution):
     sample drawn last, it knows.
     """
 
-    arg_constraints = {}
+    arg_constraints = {}  # noqa: RUF012
     base_dist: Independent
 
     def __init__(self, base: Independent, transforms: Sequence[Transform], *, validate_args: bool | None = None):
@@ -64,7 +64,7 @@ class FlowDistribution(TransformedDistribution):
         Given standard-normal ``noise`` of the sample's shape, it is a deterministic function of it (and
         ``sample_shape`` is not used).
         """
-        for z, log_q in self.trajectory(sample_shape, noise=noise):
+        for z, log_q in self.trajectory(sample_shape, noise=noise):  # noqa: B007
             pass
         self._drawn = z, log_q, torch.is_grad_enabled()
         return z, log_q

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
@@ -92,8 +92,9 @@ class Flow(nn.Module):
 
     ``Flow([flow, flow, …])`` composes: the first flow's base, then the steps of all, in order.
 
-    >>> flow = Flow([Planar(2, transforms=4), TriangularSylvester(2, transforms=2)])  # doctest: +SKIP
-    >>> flow().rsample((3,)).shape                                                    # doctest: +SKIP
+    >>> from sylvester.flows import Planar, TriangularSylvester
+    >>> flow = Flow([Planar(2, transforms=4), TriangularSylvester(2, transforms=2)])
+    >>> flow().rsample((3,)).shape
     torch.Size([3, 2])
     """
 
@@ -104,12 +105,16 @@ class Flow(nn.Module):
             values = [getattr(flow, name) for flow in flows]
             if len(set(values)) > 1:
                 raise ValueError(f"Expected flows with the same {name}; got {values}")
-        self._assemble(flows[0].base, [group for flow in flows for group in flow.steps])
+        self._assemble(flows[0].base, [group for flow in flows for group in flow.groups()])
 
     def _assemble(self, base: DiagonalGaussian, steps: Sequence[Steps]) -> None:
         super().__init__()
         self.base, self.steps = base, nn.ModuleList(steps)
         self.features, self.context = base.features, base.context
+
+    def groups(self) -> list[Steps]:
+        """The groups of steps, first to last."""
+        return [group for group in self.steps if isinstance(group, Steps)]
 
     def forward(self, context: Tensor | None = None) -> FlowDistribution:
         if context is None and self.context:
@@ -118,7 +123,7 @@ class Flow(nn.Module):
             raise ValueError("Expected no context, as this flow was made with context=0; got one")
         if context is not None and (context.dim() < 1 or context.shape[-1] != self.context):
             raise ValueError(f"Expected a context of shape (*, {self.context}); got {tuple(context.shape)}")
-        transforms = [transform for group in self.steps for transform in group(context)]
+        transforms = [transform for group in self.groups() for transform in group(context)]
         return FlowDistribution(self.base(context), transforms, validate_args=False)
 
     def extra_repr(self) -> str:
@@ -132,11 +137,11 @@ class Inverted(Flow):
     """
 
     def __init__(self, flow: Flow):
-        self._assemble(flow.base, [_InvertedSteps(list(flow.steps))])
+        self._assemble(flow.base, [_InvertedSteps(flow.groups())])
 
 
 class _InvertedSteps(Steps):
-    def __init__(self, groups: Sequence[nn.Module]):
+    def __init__(self, groups: Sequence[Steps]):
         super().__init__()
         self.groups = nn.ModuleList(groups)
 
@@ -173,6 +178,8 @@ class Family(Flow):
     ):
         check_at_least(1, features=features, transforms=transforms)
         check_at_least(0, context=context)
+        if init not in get_args(Init):
+            raise ValueError(f"Expected init in {get_args(Init)}; got {init!r}")
         base = DiagonalGaussian(features, context, hyper_features=hyper_features, variance_bounds=variance_bounds)
         steps = type(self).make_steps(
             features, context, transforms, init=init, hyper_features=hyper_features, **options

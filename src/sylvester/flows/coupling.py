@@ -34,7 +34,12 @@ class CouplingSteps(MaskedSteps):
         index = torch.arange(features)
         positions = [(index + k) % 2 if features > 1 else torch.ones_like(index) for k in range(transforms)]
         super().__init__(
-            positions, context, hidden_features=hidden_features, scale=kind == "affine", lowest_degree=1, **options
+            positions,
+            context,
+            hidden_features=hidden_features,
+            scale=kind == "affine",
+            lowest_degree=1,
+            **options,
         )
         self.kind: Kind = kind
 

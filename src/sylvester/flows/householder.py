@@ -23,9 +23,7 @@ class HouseholderSteps(AmortizedSteps):
         self.register_buffer("first", first)
 
     def bind(self, raw: dict[str, Tensor]) -> list[Transform]:
-        return [
-            HouseholderTransform(torch.stack([self.first.expand_as(v), v], -2)) for v in each_step(1, raw["v"])
-        ]
+        return [HouseholderTransform(torch.stack([self.first.expand_as(v), v], -2)) for v in each_step(1, raw["v"])]
 
 
 class Householder(Family):

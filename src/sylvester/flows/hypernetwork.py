@@ -6,10 +6,11 @@ shape. Nothing it emits is thrown away.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -35,7 +36,7 @@ class Output:
 
 
 class Hypernetwork(nn.Module):
-    """context ``(*, context)`` -> {name: ``(*, steps, *shape)``}; without context, learned parameters ``(steps, *shape)``.
+    """context ``(*, context)`` -> {name: ``(*, steps, *shape)``}; without context, learned ``(steps, *shape)``.
 
     ``init="torch"`` is torch's default for linear layers; ``init="identity"`` follows the table.
     """
@@ -50,12 +51,10 @@ class Hypernetwork(nn.Module):
         init: Init = "torch",
     ):
         super().__init__()
-        if init not in get_args(Init):
-            raise ValueError(f"Expected init in {get_args(Init)}; got {init!r}")
         self.table, self.steps = table, steps
         self.outputs = sum(row.size for row in table.values())
         widths = [context, *hyper_features] if context else [0]
-        hidden = [layer for pair in zip(widths, widths[1:]) for layer in (nn.Linear(*pair), nn.ELU())]
+        hidden = [layer for pair in itertools.pairwise(widths) for layer in (nn.Linear(*pair), nn.ELU())]
         self.hidden = nn.Sequential(*hidden)
         fan_in, fan_out = widths[-1], steps * self.outputs
         # torch's default for linear layers; a table without context takes its outputs' number for the fan-in.
@@ -70,7 +69,8 @@ class Hypernetwork(nn.Module):
         def packed(values: Sequence[Tensor | float]) -> Tensor:
             rows = zip(values, self.table.values(), strict=True)
             return torch.cat(
-                [torch.as_tensor(v).expand(self.steps, *row.shape).reshape(self.steps, -1) for v, row in rows], 1
+                [torch.as_tensor(v).expand(self.steps, *row.shape).reshape(self.steps, -1) for v, row in rows],
+                1,
             )
 
         center = packed([row.center for row in self.table.values()])
@@ -82,9 +82,8 @@ class Hypernetwork(nn.Module):
             self.weight.uniform_(-bound, bound).mul_(spread.reshape(-1, 1))
 
     def forward(self, context: Tensor | None) -> dict[str, Tensor]:
-        if self.weight is None:
-            flat = self.bias
-        else:
+        flat: Tensor = self.bias
+        if self.weight is not None:
             flat = nn.functional.linear(self.hidden(context), self.weight, self.bias)
         flat = flat.unflatten(-1, (self.steps, self.outputs))
         parts = flat.split([row.size for row in self.table.values()], -1)

@@ -7,6 +7,7 @@ see the context alone.
 
 from __future__ import annotations
 
+import itertools
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 
@@ -68,14 +69,14 @@ class MaskedNet(nn.Module):
         cycle = int(position.max()) + 1 - lowest_degree
         degrees = [lowest_degree + torch.arange(width) % cycle for width in hidden_features]
         masks = [degrees[0][:, None] > position]
-        masks += [after[:, None] >= before for before, after in zip(degrees, degrees[1:])]
+        masks += [after[:, None] >= before for before, after in itertools.pairwise(degrees)]
         masks += [position.repeat(1 + scale)[:, None] >= degrees[-1]]
         self.layers = nn.ModuleList([MaskedLinear(mask) for mask in masks])
         self._start(identity, gate)
 
     @torch.no_grad()
     def _start(self, identity: float | None, gate: bool) -> None:
-        last, features = self.layers[-1], len(self.position)
+        last, features = self._layers()[-1], len(self.position)
         if identity is not None:
             last.weight.mul_(identity / features**0.5)
             last.bias.mul_(identity / features**0.5)
@@ -83,9 +84,12 @@ class MaskedNet(nn.Module):
             # The paper's gate bias is 1. At the identity the gates are open but for what the steps may do.
             last.bias[features:] += 1.0 if identity is None else -torch.tensor(identity / (2 * features)).logit()
 
+    def _layers(self) -> list[MaskedLinear]:
+        return [layer for layer in self.layers if isinstance(layer, MaskedLinear)]
+
     def bind(self, context: Tensor | None) -> Conditioner:
         """The network for one context ``(*, hidden_features[0])``, or none."""
-        first, *middle, last = [layer.bind() for layer in self.layers]
+        first, *middle, last = [layer.bind() for layer in self._layers()]
 
         def net(z: Tensor) -> tuple[Tensor, Tensor | None]:
             h = elu(first(z))
@@ -132,7 +136,7 @@ class MaskedSteps(Steps):
 
     def forward(self, context: Tensor | None) -> list[Transform]:
         shared = None if self.hypernetwork is None else self.hypernetwork(context)["context"].squeeze(-2)
-        return [self.step(net, net.bind(shared)) for net in self.nets]
+        return [self.step(net, net.bind(shared)) for net in self.nets if isinstance(net, MaskedNet)]
 
 
 def _hidden_widths(hidden_features: int | Sequence[int] | None, features: int) -> tuple[int, ...]:

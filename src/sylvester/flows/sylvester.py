@@ -27,7 +27,12 @@ class SylvesterSteps(AmortizedSteps):
     """R, R̃ and b; a variant adds what its Q is made of."""
 
     def __init__(
-        self, rank: int, context: int, transforms: int, q_table: dict[str, Output] | None = None, **options: Any
+        self,
+        rank: int,
+        context: int,
+        transforms: int,
+        q_table: dict[str, Output] | None = None,
+        **options: Any,
     ):
         # Small R and R̃ of unit size: the step moves little, and both get a gradient.
         small, unit = nudge(transforms) / rank, 1 / rank**0.5
@@ -49,9 +54,7 @@ class SylvesterSteps(AmortizedSteps):
         r_tilde_diagonal = _DIAGONAL_BOUND * torch.tanh(raw["raw_diagonal"])
         r = packed.triu(1) + torch.diag_embed(r_diagonal)
         r_tilde = packed.tril(-1).mT + torch.diag_embed(r_tilde_diagonal)
-        steps = zip(
-            self.make_q(raw), each_step(2, r), each_step(2, r_tilde), each_step(1, raw["b"]), strict=True
-        )
+        steps = zip(self.make_q(raw), each_step(2, r), each_step(2, r_tilde), each_step(1, raw["b"]), strict=True)
         return [SylvesterTransform(*step) for step in steps]
 
 

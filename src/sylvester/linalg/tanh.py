@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sylvester.linalg.operators import matvec
 from sylvester.linalg.opaque import opaque
+from sylvester.linalg.operators import matvec
 
 _NEWTON_STEPS = 24
 _SCALAR_STEPS = 80

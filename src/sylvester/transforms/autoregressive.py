@@ -78,7 +78,7 @@ class AutoregressiveTransform(FlowTransform):
         residual = self._forward(z)[0] - y
         if not residual.requires_grad:
             return z
-        _, pullback = torch.func.vjp(lambda point: self._forward(point)[0], z)
+        pullback = torch.func.vjp(lambda point: self._forward(point)[0], z)[1]
         basis = torch.eye(z.shape[-1], dtype=z.dtype, device=z.device)
         basis = basis.reshape(z.shape[-1], *(1,) * (z.dim() - 1), z.shape[-1]).expand(-1, *z.shape)
         # Points do not mix, so one pull-back of e_i gives row i of every point's Jacobian.

@@ -14,6 +14,7 @@ import copy
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -48,8 +49,9 @@ class FlowTransform(Transform, ABC):
         self.features = features
         self.batch_shape = torch.Size(batch_shape)
         self._validate_args = validate_args
-        self._cached_x_y: tuple[Tensor | None, Tensor | None] = (None, None)
+        self._cached_x_y: Any = (None, None)
         self._cached_ladj: Tensor | None = None
+        self._inverse_reference: weakref.ref[InverseFlowTransform] | None = None
         if validate_args:
             for name in self.parameters:
                 value = getattr(self, name)
@@ -87,7 +89,9 @@ class FlowTransform(Transform, ABC):
         if self._cached_ladj is not None and point is given and other is not None:
             return other, self._cached_ladj
         if point.dim() < 1 or (self.features is not None and point.shape[-1] != self.features):
-            raise ValueError(f"Expected points with {self.features} features in the last axis; got {tuple(point.shape)}")
+            raise ValueError(
+                f"Expected points with {self.features} features in the last axis; got {tuple(point.shape)}"
+            )
         if self._validate_args and point.isnan().any():
             raise ValueError("Expected points without NaN; got a NaN")
         other, ladj = self._backward(point) if inverse else self._forward(point)
@@ -98,10 +102,10 @@ class FlowTransform(Transform, ABC):
 
     @property
     def inv(self) -> InverseFlowTransform:
-        inv = self._inv() if self._inv is not None else None
+        inv = self._inverse_reference() if self._inverse_reference is not None else None
         if inv is None:
             inv = InverseFlowTransform(self)
-            self._inv = weakref.ref(inv)
+            self._inverse_reference = weakref.ref(inv)
         return inv
 
     def with_cache(self, cache_size: int = 1) -> FlowTransform:
@@ -109,7 +113,7 @@ class FlowTransform(Transform, ABC):
             return self
         other = copy.copy(self)
         other._cache_size = cache_size
-        other._cached_x_y, other._cached_ladj, other._inv = (None, None), None, None
+        other._cached_x_y, other._cached_ladj, other._inverse_reference = (None, None), None, None
         return other
 
     def forward_shape(self, shape: Sequence[int]) -> torch.Size:
@@ -132,17 +136,15 @@ class FlowTransform(Transform, ABC):
 
     def __getstate__(self) -> dict:
         state = self.__dict__.copy()
-        state["_inv"] = None
+        state["_inverse_reference"] = None
         return state
 
 
 class InverseFlowTransform(_InverseTransform):
     """The other direction of a step; what ``t.inv`` returns."""
 
-    _inv: FlowTransform
-
     def call_and_ladj(self, y: Tensor) -> tuple[Tensor, Tensor]:
-        z, ladj = self._inv._run(y, inverse=True)
+        z, ladj = cast(FlowTransform, self.inv)._run(y, inverse=True)
         return z, -ladj
 
 

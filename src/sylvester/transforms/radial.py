@@ -55,4 +55,4 @@ class RadialTransform(FlowTransform):
         """r'/r and ladj."""
         pull = self.beta / (self.alpha + r)
         across, along = torch.log1p(pull), torch.log1p(pull * self.alpha / (self.alpha + r))
-        return 1 + pull, (self.features - 1) * across + along
+        return 1 + pull, (self.center.shape[-1] - 1) * across + along

@@ -53,7 +53,9 @@ class SylvesterTransform(FlowTransform):
         self.q = as_operator(q)
         self.r, self.r_tilde, self.b = r.triu(), r_tilde.triu(), b
         features, _ = self.q.shape(rank)
-        batch_shape = torch.broadcast_shapes(batch_shape_of(r=(r, 2), r_tilde=(r_tilde, 2), b=(b, 1)), self.q.batch_shape)
+        batch_shape = torch.broadcast_shapes(
+            batch_shape_of(r=(r, 2), r_tilde=(r_tilde, 2), b=(b, 1)), self.q.batch_shape
+        )
         self._rho = r.diagonal(dim1=-2, dim2=-1) * r_tilde.diagonal(dim1=-2, dim2=-1)
         super().__init__(features, batch_shape, validate_args=validate_args, cache_size=cache_size)
 

@@ -97,9 +97,7 @@ class GatedConvEncoder(nn.Module):
     ``architecture="released"`` leaves out one of the two 64 → 64 layers before it, as the authors' code did.
     """
 
-    def __init__(
-        self, shape: Sequence[int], context: int = 256, *, architecture: Architecture = "paper"
-    ) -> None:
+    def __init__(self, shape: Sequence[int], context: int = 256, *, architecture: Architecture = "paper") -> None:
         super().__init__()
         if architecture not in ("paper", "released"):
             raise ValueError(f"Expected architecture 'paper' or 'released'; got {architecture!r}")
@@ -136,9 +134,7 @@ class GatedConvDecoder(nn.Module):
     z is decoded in one batch: feed it in pieces of about a hundred where memory or cache matters.
     """
 
-    def __init__(
-        self, shape: Sequence[int], features: int = 64, *, likelihood: Likelihood = "bernoulli"
-    ) -> None:
+    def __init__(self, shape: Sequence[int], features: int = 64, *, likelihood: Likelihood = "bernoulli") -> None:
         super().__init__()
         channels, quarter = _quartered(shape)
         self.shape, self.features, self.likelihood = tuple(shape), features, likelihood
@@ -150,9 +146,7 @@ class GatedConvDecoder(nn.Module):
         elif likelihood in ("bernoulli", "gaussian"):
             head = [nn.Conv2d(32, channels, 1)]
         else:
-            raise ValueError(
-                f"Expected likelihood 'bernoulli', 'categorical' or 'gaussian'; got {likelihood!r}"
-            )
+            raise ValueError(f"Expected likelihood 'bernoulli', 'categorical' or 'gaussian'; got {likelihood!r}")
         self.layers = nn.Sequential(
             GatedSpread(features, 64, quarter),
             GatedConv(nn.ConvTranspose2d, 64, 64, 5, padding=2),
@@ -185,8 +179,6 @@ class GatedConvDecoder(nn.Module):
 def _quartered(shape: Sequence[int]) -> tuple[int, tuple[int, int]]:
     """(C, H, W) to C and (H/4, W/4)."""
     if len(shape) != 3 or min(shape) < 1 or shape[1] % 4 or shape[2] % 4:
-        raise ValueError(
-            f"Expected an image shape (C, H, W) whose sides are multiples of 4; got {tuple(shape)}"
-        )
+        raise ValueError(f"Expected an image shape (C, H, W) whose sides are multiples of 4; got {tuple(shape)}")
     channels, height, width = shape
     return channels, (height // 4, width // 4)

@@ -16,9 +16,7 @@ from sylvester.vae import likelihoods
 class MLPEncoder(nn.Module):
     """Vectors (B, ``in_features``) to contexts (B, ``context``)."""
 
-    def __init__(
-        self, in_features: int, context: int = 256, *, hidden_features: Sequence[int] = (256,)
-    ) -> None:
+    def __init__(self, in_features: int, context: int = 256, *, hidden_features: Sequence[int] = (256,)) -> None:
         super().__init__()
         self.context = context
         # The context is itself a hidden layer: the flow's hypernetwork is linear in it.

@@ -53,9 +53,7 @@ class VAE(nn.Module):
         self.origin: Tensor
         event = () if prior is None else tuple(self.prior_distribution().event_shape)
         if prior is not None and event != (flow.features,):
-            raise ValueError(
-                f"Expected a prior with event shape ({flow.features},), as the flow has; got {event}"
-            )
+            raise ValueError(f"Expected a prior with event shape ({flow.features},), as the flow has; got {event}")
 
     def posterior(self, x: Tensor) -> FlowDistribution:
         """q(z|x), with the flow's parameters made once for any number of samples."""
