@@ -109,9 +109,7 @@ def test_the_runs_own_config_repeats_it(finished: Path, tmp_path: Path) -> None:
     assert figures(tmp_path / "run") == figures(finished)
 
 
-def interrupt(
-    flags: list[str], path: Path, signal_number: int, epochs: int
-) -> subprocess.CompletedProcess[str]:
+def interrupt(flags: list[str], path: Path, signal_number: int, epochs: int) -> subprocess.CompletedProcess[str]:
     """Start a run and send it a signal in the epoch after ``epochs``."""
     process = subprocess.Popen(
         command("train", *flags, "--out", path), stderr=subprocess.PIPE, text=True, env=environment()
@@ -256,9 +254,7 @@ def test_datasets_are_listed_and_checked(tmp_path: Path) -> None:
         (["brain"], "train"),
     ],
 )
-def test_bad_input_is_one_sentence_and_leaves_nothing(
-    words: list[str], expected: str, tmp_path: Path
-) -> None:
+def test_bad_input_is_one_sentence_and_leaves_nothing(words: list[str], expected: str, tmp_path: Path) -> None:
     square = np.zeros((4, 8, 8))
     for name, images in (("odd", np.zeros((4, 6, 8))), ("bright", square + 3.0)):
         np.savez(tmp_path / f"{name}.npz", train=images, valid=images, test=images)

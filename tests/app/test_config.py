@@ -68,9 +68,7 @@ def test_every_flow_has_what_it_needs_and_survives_its_file(flow: str, preset: s
         ({"variance_bounds": (7.0, 0.01)}, ["variance_bounds", "increasing"]),
     ],
 )
-def test_wrong_settings_are_one_sentence_that_names_the_right_one(
-    given: dict[str, object], words: list[str]
-) -> None:
+def test_wrong_settings_are_one_sentence_that_names_the_right_one(given: dict[str, object], words: list[str]) -> None:
     with pytest.raises(ConfigError) as caught:
         resolve(given)
     message = str(caught.value)

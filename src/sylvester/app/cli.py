@@ -36,9 +36,7 @@ else:
         [
             (
                 name,
-                Annotated[
-                    field.annotation | None, Parameter(help=describe(name), negative="", show_default=False)
-                ],
+                Annotated[field.annotation | None, Parameter(help=describe(name), negative="", show_default=False)],
                 None,
             )
             for name, field in Config.model_fields.items()
@@ -339,9 +337,7 @@ def _load(config: Config, data_dir: Path | None = None, *, quiet: bool) -> Datas
     from sylvester.app.data import load
 
     with _data_errors():
-        return load(
-            config.dataset, data_dir=data_dir or config.data_dir, seed=config.seed, progress=not quiet
-        )
+        return load(config.dataset, data_dir=data_dir or config.data_dir, seed=config.seed, progress=not quiet)
 
 
 def _next_folder(config: Config) -> Path:

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
+from torch.distributions import Distribution
 
 from sylvester import flows
 from sylvester.app.config import Config, ConfigError
-from sylvester.vae import VAE, GatedConvDecoder, GatedConvEncoder
+from sylvester.vae import VAE, GatedConvDecoder, GatedConvEncoder, MLPEncoder, likelihoods
+from sylvester.vae.convolutional import LEVELS
+
+CONTEXT = 256  # outputs of the encoder
 
 # The library's names of the settings that only some flows have.
 ARGUMENTS = {
@@ -29,28 +35,66 @@ def build(config: Config, shape: Sequence[int], likelihood: str) -> VAE:
     }
     family: Callable[..., flows.Flow] = flows.FAMILIES[config.flow]
     try:
-        encoder = GatedConvEncoder(shape, architecture=config.architecture)  # type: ignore[arg-type]
+        encoder, decoder = parts(config, shape, likelihood)
         flow = family(
             config.latent,
-            encoder.context,
+            CONTEXT,
             init=config.init,
             variance_bounds=config.variance_bounds,
             **options,
         )
-        decoder = GatedConvDecoder(shape, config.latent, likelihood=likelihood)  # type: ignore[arg-type]
     except ValueError as error:
         raise ConfigError(str(error)) from error
     return VAE(encoder, flow, decoder)
 
 
+def parts(config: Config, shape: Sequence[int], likelihood: Any) -> tuple[nn.Module, nn.Module]:
+    """Encoder and decoder: the paper's convolutions, or dense layers, which learn small images far sooner."""
+    if config.architecture == "mlp":
+        encoder = nn.Sequential(nn.Flatten(), MLPEncoder(math.prod(shape), CONTEXT))
+        return encoder, DenseDecoder(shape, config.latent, likelihood=likelihood)
+    architecture: Any = config.architecture
+    return (
+        GatedConvEncoder(shape, CONTEXT, architecture=architecture),
+        GatedConvDecoder(shape, config.latent, likelihood=likelihood),
+    )
+
+
+class DenseDecoder(nn.Module):
+    """Latents z (*, ``features``) to a distribution over images, with fully connected layers."""
+
+    def __init__(self, shape: Sequence[int], features: int, *, likelihood: str, hidden: int = 256) -> None:
+        super().__init__()
+        self.shape, self.likelihood = tuple(shape), likelihood
+        # One number a pixel, or 256 logits of its levels.
+        self.outputs = (*self.shape, LEVELS) if likelihood == "categorical" else self.shape
+        self.layers = nn.Sequential(
+            nn.Linear(features, hidden),
+            nn.ELU(),
+            nn.Linear(hidden, hidden),
+            nn.ELU(),
+            nn.Linear(hidden, math.prod(self.outputs)),
+        )
+        if likelihood == "gaussian":
+            self.log_scale = nn.Parameter(torch.zeros(shape[0], 1, 1))
+
+    def forward(self, z: Tensor) -> Distribution:
+        x = self.layers(z).to(z.dtype).unflatten(-1, self.outputs)  # autocast may have lowered the precision
+        if self.likelihood == "categorical":
+            return likelihoods.PixelLevels(x)
+        if self.likelihood == "gaussian":
+            return likelihoods.gaussian(x, self.log_scale, 3)
+        return likelihoods.bernoulli(x, 3)
+
+
 def parameter_counts(vae: VAE) -> dict[str, int]:
-    parts: dict[str, nn.Module] = {
+    modules: dict[str, nn.Module] = {
         "encoder": vae.encoder,
         "flow": vae.flow,
         "decoder": vae.decoder,
         "total": vae,
     }
-    return {name: sum(p.numel() for p in part.parameters()) for name, part in parts.items()}
+    return {name: sum(p.numel() for p in module.parameters()) for name, module in modules.items()}
 
 
 def outputs_per_step(config: Config) -> dict[str, int] | None:

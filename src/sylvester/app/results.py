@@ -87,9 +87,7 @@ def conclude(run: Run, data: Dataset, history: History, *, progress: Counter | N
     """Test the best model of a trained run, draw its pictures, and finish the run with ``result.json``."""
     config, started = run.config, time.perf_counter()
     samples = config.nll_samples
-    tested = (
-        evaluate(run, data, samples, seed=config.seed, progress=progress) if samples else bound(run, data)
-    )
+    tested = evaluate(run, data, samples, seed=config.seed, progress=progress) if samples else bound(run, data)
     evaluation_seconds = time.perf_counter() - started
     vae = run.load_model()
     figures.samples(vae, run.path / "samples.png", 64, seed=config.seed)

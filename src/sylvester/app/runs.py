@@ -116,6 +116,9 @@ class Run:
         """Make the file agree with a checkpoint's history: later lines are dropped, lost ones restored."""
         write_text(self.path / "metrics.jsonl", "".join(json.dumps(line) + "\n" for line in history))
 
+    def read_metrics(self) -> list[dict[str, float]]:
+        return [json.loads(line) for line in (self.path / "metrics.jsonl").read_text().splitlines()]
+
     def append_metrics(self, line: Mapping[str, float]) -> None:
         with open(self.path / "metrics.jsonl", "a") as file:
             file.write(json.dumps(line) + "\n")
@@ -127,7 +130,7 @@ class Run:
             with replacing(self.path / "checkpoint.pt") as file:
                 torch.save(dict(state), file)
         except RuntimeError as error:
-            # A write that fails, as on a full disk, upsets torch's archive writer, which then hides the reason.
+            # A failed write, as on a full disk, upsets torch's archive writer, which then hides the reason.
             raise error.__context__ if isinstance(error.__context__, OSError) else error from None
 
     def load_checkpoint(self, device: torch.device | str = "cpu") -> dict[str, Any] | None:
@@ -147,9 +150,7 @@ class Run:
 
     def require_model(self) -> None:
         if not (self.path / "model.safetensors").is_file():
-            raise RunError(
-                f"Expected a run with a trained model; got {self.path}: sylvester resume {self.path}"
-            )
+            raise RunError(f"Expected a run with a trained model; got {self.path}: sylvester resume {self.path}")
 
     def load_model(self, device: torch.device | str = "cpu") -> VAE:
         """The best model so far, in eval mode."""

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -117,15 +118,18 @@ def make_fabric(config: Config) -> Fabric:
 
 def train(run: Run, data: Dataset, *, reporting: AbstractContextManager[Report] = SILENT) -> History:
     """Train ``run`` from its last checkpoint or the start to its end; its folder holds the best model."""
+    # Bound beforehand, because Lightning looks into arguments, and stops at a frozen dataclass.
+    bound = partial(fit, run=run, data=data, reporting=reporting)
     try:
-        return make_fabric(run.config).launch(fit, run, data, reporting)  # type: ignore[arg-type]
-    except (
-        torch.multiprocessing.ProcessRaisedException
-    ) as error:  # carries another process's traceback as text
+        make_fabric(run.config).launch(bound)
+    except torch.multiprocessing.ProcessRaisedException as error:
+        # It carries the traceback of the process that failed as text; the last line is the sentence.
         raise RunFailure(str(error).strip().splitlines()[-1].partition(": ")[2]) from None
+    # Not as the processes' return value: a long one fills a pipe that nobody reads before they have ended.
+    return run.read_metrics()
 
 
-def fit(fabric: Fabric, run: Run, data: Dataset, reporting: AbstractContextManager[Report]) -> History:
+def fit(fabric: Fabric, run: Run, data: Dataset, reporting: AbstractContextManager[Report]) -> None:
     """What every process of a run does; the first one alone reports and writes."""
     config, first = run.config, fabric.is_global_zero
     cuda = [fabric.device] if fabric.device.type == "cuda" else []
@@ -140,9 +144,7 @@ def fit(fabric: Fabric, run: Run, data: Dataset, reporting: AbstractContextManag
         history: History = []
         if (checkpoint := run.load_checkpoint()) is not None:
             if checkpoint["data"] != data.sha256:
-                raise RunFailure(
-                    f"Expected the data that {run.path} was started with; got other files by that name"
-                )
+                raise RunFailure(f"Expected the data that {run.path} was started with; got other files by that name")
             model.load_state_dict(checkpoint["model"])
             optimizer.load_state_dict(checkpoint["optimizer"])
             torch.set_rng_state(checkpoint["rng"])
@@ -179,7 +181,6 @@ def fit(fabric: Fabric, run: Run, data: Dataset, reporting: AbstractContextManag
                     run.append_metrics(history[-1])
                     log(history[-1])
                     report(Progress(epoch, config.epochs, 1, 1, trained, valid))
-    return history
 
 
 def train_epoch(
