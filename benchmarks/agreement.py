@@ -1,0 +1,103 @@
+"""Which weight of the reference is which of the library, so that both can be given the same and compared.
+
+Each entry of :func:`correspondence` pairs a parameter of the reference with a function that finds the same numbers in
+the library's parameters. What it reads there, ``read`` decides: values, gradients or anything else of that shape.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.reference import ReferenceVAE
+
+Read = Callable[[Tensor], Tensor]
+Find = Callable[[Read], Tensor]
+Pair = tuple[nn.Parameter, Find]
+
+
+def copy_weights(vae: Any, model: ReferenceVAE) -> None:
+    """Give the reference the weights of a library VAE of the same flow and sizes."""
+    with torch.no_grad():
+        for parameter, find in correspondence(vae, model):
+            parameter.copy_(find(lambda tensor: tensor))
+
+
+def correspondence(vae: Any, model: ReferenceVAE) -> Iterator[Pair]:
+    for ours, theirs in ((vae.encoder.layers, model.encoder), (vae.decoder.layers, model.decoder)):
+        for layer, gated in zip(ours, theirs, strict=False):  # the reference has its sigmoid besides
+            yield from convolution(layer, gated)
+    base = outputs(vae.flow.base.hypernetwork)
+    yield from linear(model.mean, base["loc"])
+    yield from linear(model.variance, base["raw_variance"])
+    for group in vae.flow.groups():
+        yield from {"Planar": planar, "IAF": iaf}.get(type(model.steps).__name__, sylvester)(group, model.steps)
+
+
+def convolution(layer: Any, gated: Any) -> Iterator[Pair]:
+    if isinstance(layer, nn.Conv2d):
+        yield gated.weight, lambda read: read(layer.weight)
+        yield gated.bias, lambda read: read(layer.bias)
+        return
+    whole = layer.convolution
+    axis = 1 if whole.transposed else 0
+    for half, part in enumerate((gated.value, gated.gate)):
+        yield part.weight, lambda read, half=half: read(whole.weight).chunk(2, axis)[half]
+        yield part.bias, lambda read, half=half: read(whole.bias).chunk(2)[half]
+
+
+def outputs(hypernetwork: Any) -> dict[str, Find]:
+    """For each row of the table the weights and the bias that make it: (K, *shape, E + 1)."""
+    position, found = 0, {}
+    for name, row in hypernetwork.table.items():
+        columns = slice(position, position + row.size)
+
+        def find(read: Read, columns: slice = columns, shape: tuple[int, ...] = row.shape) -> Tensor:
+            both = torch.cat([read(hypernetwork.weight), read(hypernetwork.bias).unsqueeze(1)], 1)
+            both = both.unflatten(0, (hypernetwork.steps, hypernetwork.outputs))[:, columns]
+            return both.reshape(hypernetwork.steps, *shape, both.shape[-1])
+
+        position, found[name] = columns.stop, find
+    return found
+
+
+def linear(layer: nn.Linear, find: Find) -> Iterator[Pair]:
+    yield layer.weight, lambda read: find(read).flatten(0, -2)[:, :-1]
+    yield layer.bias, lambda read: find(read).flatten(0, -2)[:, -1]
+
+
+def planar(group: Any, steps: Any) -> Iterator[Pair]:
+    for name, find in outputs(group.hypernetwork).items():
+        yield from linear(getattr(steps, name), find)
+
+
+def sylvester(group: Any, steps: Any) -> Iterator[Pair]:
+    found = outputs(group.hypernetwork)
+    packed = found["packed"]  # (K, M, M, E + 1)
+    off_diagonal = 1 - torch.eye(steps.rank, dtype=steps.upper.dtype).unsqueeze(-1)
+    # The reference throws the diagonal of its full matrix away: zeros here, in value and in gradient.
+    yield from linear(steps.full, lambda read: packed(read) * off_diagonal)
+    yield from linear(steps.diagonal, lambda read: packed(read).diagonal(dim1=1, dim2=2).movedim(-1, 1))
+    yield from linear(steps.diagonal_tilde, found["raw_diagonal"])
+    yield from linear(steps.b, found["b"])
+    for ours, theirs in (("raw_q", "q"), ("v", "v")):
+        if ours in found:
+            yield from linear(getattr(steps, theirs), found[ours])
+
+
+def iaf(group: Any, steps: Any) -> Iterator[Pair]:
+    yield from linear(steps.context, outputs(group.hypernetwork)["context"])
+    for net, step in zip(group.nets, steps.steps, strict=True):
+        first, second, last = net.layers
+        order = net.position.argsort()  # the coordinates as the flipped z shows them to the reference
+        yield step.first.weight, lambda read, first=first, order=order: read(first.weight)[:, order]
+        yield step.first.bias, lambda read, first=first: read(first.bias)
+        yield step.second.weight, lambda read, second=second: read(second.weight)
+        yield step.second.bias, lambda read, second=second: read(second.bias)
+        for half, head in enumerate((step.mean, step.gate)):
+            rows = order + half * len(order)
+            yield head.weight, lambda read, last=last, rows=rows: read(last.weight)[rows]
+            yield head.bias, lambda read, last=last, rows=rows: read(last.bias)[rows]
