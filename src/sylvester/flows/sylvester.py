@@ -50,12 +50,38 @@ class SylvesterSteps(AmortizedSteps):
 
     def bind(self, raw: dict[str, Tensor]) -> list[Transform]:
         packed = raw["packed"]
-        r_diagonal = _DIAGONAL_BOUND * torch.tanh(packed.diagonal(dim1=-2, dim2=-1))
-        r_tilde_diagonal = _DIAGONAL_BOUND * torch.tanh(raw["raw_diagonal"])
-        r = packed.triu(1) + torch.diag_embed(r_diagonal)
-        r_tilde = packed.tril(-1).mT + torch.diag_embed(r_tilde_diagonal)
+        diagonals = [packed.diagonal(dim1=-2, dim2=-1), raw["raw_diagonal"]]
+        r, r_tilde = _Unpack.apply(packed, *(_DIAGONAL_BOUND * torch.tanh(diagonal) for diagonal in diagonals))
         steps = zip(self.make_q(raw), each_step(2, r), each_step(2, r_tilde), each_step(1, raw["b"]), strict=True)
-        return [SylvesterTransform(*step) for step in steps]
+        return [SylvesterTransform(*step, triangular=True) for step in steps]
+
+
+class _Unpack(torch.autograd.Function):
+    """R and R̃ from their packed strict triangles and their diagonals.
+
+    The matrices of a batch are large and the arithmetic is nothing: by hand, each is written once in either direction.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(packed: Tensor, r_diagonal: Tensor, r_tilde_diagonal: Tensor) -> tuple[Tensor, Tensor]:
+        r, r_tilde = packed.triu(1), packed.tril(-1).mT
+        r.diagonal(dim1=-2, dim2=-1).copy_(r_diagonal)
+        r_tilde.diagonal(dim1=-2, dim2=-1).copy_(r_tilde_diagonal)
+        return r, r_tilde
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, Tensor]) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, grad_r: Tensor, grad_r_tilde: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        rank = grad_r.shape[-1]
+        index = torch.arange(rank, device=grad_r.device)
+        grad = torch.where(index[:, None] < index, grad_r, grad_r_tilde.mT)
+        grad.diagonal(dim1=-2, dim2=-1).zero_()
+        return grad, grad_r.diagonal(dim1=-2, dim2=-1), grad_r_tilde.diagonal(dim1=-2, dim2=-1)
 
 
 class OrthogonalSteps(SylvesterSteps):

@@ -25,6 +25,7 @@ class SylvesterTransform(FlowTransform):
             or None for the identity.
         r, r_tilde: ``(*, M, M)``; what lies below their diagonals is ignored and gets no gradient.
         b: ``(*, M)``.
+        triangular: promises that nothing lies below the diagonals, which saves two copies.
 
     The inverse never divides by R̃, which may be singular: with T = R̃R, solve a + T tanh(a) = R̃Qᵀz' + b for
     a = R̃Qᵀz + b (triangular and monotone), then z = z' − Q R tanh(a).
@@ -39,6 +40,7 @@ class SylvesterTransform(FlowTransform):
         r_tilde: Tensor,
         b: Tensor,
         *,
+        triangular: bool = False,
         validate_args: bool = False,
         cache_size: int = 0,
     ):
@@ -51,7 +53,7 @@ class SylvesterTransform(FlowTransform):
         if validate_args and not (_is_upper(r) and _is_upper(r_tilde)):
             raise ValueError("Expected upper triangular r and r_tilde; got nonzero entries below the diagonal")
         self.q = as_operator(q)
-        self.r, self.r_tilde, self.b = r.triu(), r_tilde.triu(), b
+        self.r, self.r_tilde, self.b = (r, r_tilde, b) if triangular else (r.triu(), r_tilde.triu(), b)
         features, _ = self.q.shape(rank)
         batch_shape = torch.broadcast_shapes(
             batch_shape_of(r=(r, 2), r_tilde=(r_tilde, 2), b=(b, 1)), self.q.batch_shape
