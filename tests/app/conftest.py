@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -37,6 +38,11 @@ def tiny(archive: Path) -> Config:
 
 
 @pytest.fixture(scope="session")
-def tiny_flags(archive: Path) -> list[str]:
-    flags = [f"--{key.replace('_', '-')}={value}" for key, value in TINY.items()]
-    return [f"--dataset={archive}", *flags]
+def flags(archive: Path) -> Callable[..., list[str]]:
+    """The same on the command line, with settings that differ."""
+
+    def make(**settings: object) -> list[str]:
+        settings = {"dataset": archive, **TINY, **settings}
+        return [f"--{key.replace('_', '-')}={value}" for key, value in settings.items()]
+
+    return make

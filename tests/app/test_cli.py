@@ -7,12 +7,15 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import matplotlib.image
 import numpy as np
 import pytest
+
+Flags = Callable[..., list[str]]
 
 
 def sylvester(*arguments: str | Path, **options: object) -> subprocess.CompletedProcess[str]:
@@ -29,9 +32,9 @@ def environment() -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def finished(tiny_flags: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def finished(flags: Flags, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("runs") / "run"
-    done = sylvester("train", *tiny_flags, "--out", path, "--quiet")
+    done = sylvester("train", *flags(), "--out", path, "--quiet")
     assert done.returncode == 0, done.stderr
     assert len(done.stdout.splitlines()) == 3
     assert done.stderr == ""
@@ -63,12 +66,12 @@ def test_help_imports_no_torch(words: list[str]) -> None:
 
 def test_train_offers_the_documented_flags() -> None:
     text = sylvester("train", "--help").stdout
-    flags = (
+    names = (
         "dataset flow transforms rank reflections hidden latent epochs batch-size learning-rate warmup "
         "architecture seed out data-dir preset config nll-samples devices precision compile quiet json"
     )
-    for flag in flags.split():
-        assert f"--{flag} " in text
+    for name in names.split():
+        assert f"--{name} " in text
 
 
 def test_a_run_is_a_folder_with_its_figures(finished: Path, archive: Path) -> None:
@@ -93,13 +96,13 @@ def test_a_run_is_a_folder_with_its_figures(finished: Path, archive: Path) -> No
     assert not [name for name in os.listdir(finished) if name.endswith((".tmp", ".partial"))]
 
 
-def test_one_seed_one_result(finished: Path, tiny_flags: list[str], tmp_path: Path) -> None:
+def test_one_seed_one_result(finished: Path, flags: Flags, tmp_path: Path) -> None:
     again, other = tmp_path / "again", tmp_path / "other"
-    done = sylvester("train", *tiny_flags, "--out", again, "--json")
+    done = sylvester("train", *flags(), "--out", again, "--json")
     assert json.loads(done.stdout) == json.loads((again / "result.json").read_text())
     assert figures(again) == figures(finished)
     assert lines(again) == lines(finished)
-    sylvester("train", *tiny_flags, "--out", other, "--seed", "1")
+    sylvester("train", *flags(), "--out", other, "--seed", "1")
     assert figures(other)["neg_elbo"] != figures(finished)["neg_elbo"]
 
 
@@ -127,9 +130,9 @@ def interrupt(flags: list[str], path: Path, signal_number: int, epochs: int) -> 
 
 
 @pytest.fixture(scope="module")
-def long_flags(tiny_flags: list[str]) -> list[str]:
+def long_flags(flags: Flags) -> list[str]:
     """Enough epochs that a signal arrives in the midst of them."""
-    return [*tiny_flags, "--epochs=60"]
+    return flags(epochs=60)
 
 
 @pytest.fixture(scope="module")
@@ -195,8 +198,8 @@ def test_sample_writes_a_picture(finished: Path, tmp_path: Path) -> None:
     assert not np.array_equal(other, matplotlib.image.imread(target))
 
 
-def test_without_nll_samples_there_is_a_bound_alone(tiny_flags: list[str], tmp_path: Path) -> None:
-    done = sylvester("train", *tiny_flags, "--nll-samples=0", "--out", tmp_path / "run", "--quiet")
+def test_without_nll_samples_there_is_a_bound_alone(flags: Flags, tmp_path: Path) -> None:
+    done = sylvester("train", *flags(nll_samples=0), "--out", tmp_path / "run", "--quiet")
     assert done.returncode == 0, done.stderr
     result = figures(tmp_path / "run")
     assert result["nll"] is None
@@ -204,12 +207,11 @@ def test_without_nll_samples_there_is_a_bound_alone(tiny_flags: list[str], tmp_p
     assert "NLL" not in done.stdout
 
 
-def test_categorical_images_are_in_bits_per_dimension_too(tiny_flags: list[str], tmp_path: Path) -> None:
+def test_categorical_images_are_in_bits_per_dimension_too(flags: Flags, tmp_path: Path) -> None:
     levels = np.random.default_rng(0).integers(0, 256, (40, 4, 4)).astype(np.uint8)
     archive = tmp_path / "grey.npz"
     np.savez(archive, train=levels[:20], valid=levels[20:30], test=levels[30:], likelihood="categorical")
-    flags = [*tiny_flags[1:], f"--dataset={archive}", "--epochs=1"]
-    done = sylvester("train", *flags, "--out", tmp_path / "run", "--quiet")
+    done = sylvester("train", *flags(dataset=archive, epochs=1), "--out", tmp_path / "run", "--quiet")
     assert done.returncode == 0, done.stderr
     result = figures(tmp_path / "run")
     assert result["bits_per_dim"]["nll"] == pytest.approx(result["nll"] / (16 * np.log(2)))
@@ -273,22 +275,22 @@ def test_bad_input_is_one_sentence_and_leaves_nothing(words: list[str], expected
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_a_folder_in_use_is_left_alone(finished: Path, tiny_flags: list[str]) -> None:
+def test_a_folder_in_use_is_left_alone(finished: Path, flags: Flags) -> None:
     before = (finished / "config.toml").read_text()
-    done = sylvester("train", *tiny_flags, "--out", finished)
+    done = sylvester("train", *flags(), "--out", finished)
     assert done.returncode == 2
     assert f"sylvester resume {finished}" in done.stderr
     assert (finished / "config.toml").read_text() == before
 
 
-def test_a_disk_that_takes_no_more_is_a_sentence(tiny_flags: list[str], tmp_path: Path) -> None:
+def test_a_disk_that_takes_no_more_is_a_sentence(flags: Flags, tmp_path: Path) -> None:
     path = tmp_path / "run"
     small = 100_000  # bytes: enough for the settings, too little for the model
 
     def limit() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (small, small))
 
-    done = sylvester("train", *tiny_flags, "--out", path, "--quiet", preexec_fn=limit)
+    done = sylvester("train", *flags(), "--out", path, "--quiet", preexec_fn=limit)
     assert done.returncode == 1
     assert len(done.stderr.splitlines()) == 1, done.stderr
     assert "File too large" in done.stderr
@@ -296,8 +298,8 @@ def test_a_disk_that_takes_no_more_is_a_sentence(tiny_flags: list[str], tmp_path
     assert sylvester("resume", path, "--quiet").returncode == 0
 
 
-def test_a_loss_that_explodes_is_a_sentence(tiny_flags: list[str], tmp_path: Path) -> None:
-    done = sylvester("train", *tiny_flags, "--learning-rate=1e38", "--out", tmp_path / "run", "--quiet")
+def test_a_loss_that_explodes_is_a_sentence(flags: Flags, tmp_path: Path) -> None:
+    done = sylvester("train", *flags(learning_rate=1e30), "--out", tmp_path / "run", "--quiet")
     assert done.returncode == 1
     assert len(done.stderr.splitlines()) == 1, done.stderr
     assert "not finite in epoch 1, batch 2" in done.stderr

@@ -104,7 +104,7 @@ class Config(BaseModel):
     )
     warmup: int = Field(ge=0, description="Epochs over which the weight of the KL term grows to 1")
     batch_size: int = Field(ge=1, description="Images a step, over all devices together")
-    learning_rate: float = Field(gt=0, allow_inf_nan=False, description="Step size of Adamax")
+    learning_rate: float = Field(gt=0, lt=1e37, description="Step size of Adamax")  # a float32, with room
     architecture: str = Field(
         description="Dense layers, the convolutions of the paper's appendix or those of its released code"
     )

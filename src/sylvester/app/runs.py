@@ -144,7 +144,8 @@ class Run:
 
         # Weights may be channels-last; the format stores row-major tensors only.
         tensors = {name: value.detach().contiguous() for name, value in vae.state_dict().items()}
-        metadata = {"shape": json.dumps(list(shape)), "likelihood": likelihood}
+        # One entry: the format keeps several in no particular order, and equal models are to be equal files.
+        metadata = {"images": json.dumps({"shape": list(shape), "likelihood": likelihood})}
         with replacing(self.path / "model.safetensors") as file:
             file.write(save(tensors, metadata))
 
@@ -161,9 +162,9 @@ class Run:
 
         self.require_model()
         with safe_open(self.path / "model.safetensors", framework="pt", device=str(device)) as stored:
-            metadata = stored.metadata()
+            images = json.loads(stored.metadata()["images"])
             tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118  (not a mapping)
-        vae = build(self.config, json.loads(metadata["shape"]), metadata["likelihood"])
+        vae = build(self.config, images["shape"], images["likelihood"])
         vae.to(device, torch.float64 if self.config.precision == "64-true" else None)
         vae.load_state_dict(tensors)
         return vae.eval()
