@@ -15,7 +15,7 @@ from sylvester.linalg.operators import (
     as_operator,
     matvec,
 )
-from sylvester.linalg.polar import polar
+from sylvester.linalg.polar_factor import polar
 from sylvester.linalg.tanh import solve_tanh
 
 __all__ = [

@@ -33,6 +33,8 @@ _ROUND = (
 )
 # Newton–Schulz of order five: cubically convergent at 1.
 _POLISH = (15 / 8, -10 / 8, 3 / 8)
+# Enough for condition numbers up to about 10⁵.
+_DOUBLINGS = 20
 
 
 def polar(a: Tensor) -> Tensor:
@@ -78,7 +80,7 @@ class _Polar(torch.autograd.Function):
 
 
 class _Lyapunov(torch.autograd.Function):
-    """X of P X + X P = S for symmetric positive semidefinite P, in the eigenbasis of P: x_ij = s_ij / (λ_i + λ_j).
+    """X of P X + X P = S for symmetric positive semidefinite P.
 
     Directions in which P vanishes get no X (the minimum-norm solution). The equation is its own adjoint, so
     the backward pass is another solve and derivatives of every order follow.
@@ -88,11 +90,7 @@ class _Lyapunov(torch.autograd.Function):
 
     @staticmethod
     def forward(p: Tensor, s: Tensor) -> Tensor:
-        eigenvalues, v = torch.linalg.eigh(p)
-        eigenvalues = eigenvalues.clamp(min=0)
-        sums = eigenvalues.unsqueeze(-1) + eigenvalues.unsqueeze(-2)
-        floor = 4 * torch.finfo(p.dtype).eps * p.shape[-1] * eigenvalues.amax(-1)[..., None, None]
-        return v @ torch.where(sums > floor, (v.mT @ s @ v) / sums, 0.0) @ v.mT
+        return _lyapunov_value(p, s)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
@@ -104,6 +102,43 @@ class _Lyapunov(torch.autograd.Function):
         grad_s = _Lyapunov.apply(p, grad)
         grad_p = -(grad_s @ x.mT + x.mT @ grad_s)
         return grad_p.sum_to_size(p.shape), grad_s
+
+
+def _broadcast_s(p: Tensor, s: Tensor) -> Tensor:
+    return s.new_empty(torch.broadcast_shapes(p.shape, s.shape))
+
+
+@opaque("lyapunov", "(Tensor p, Tensor s) -> Tensor", event_dims=(2, 2), fake=_broadcast_s)
+def _lyapunov_value(p: Tensor, s: Tensor) -> Tensor:
+    """Smith's method, doubled: with K = (P + μI)⁻¹ and C = (P − μI)K, the equation reads X = C X C + 2μ K S K, whose
+    solution is the sum of Cⁿ (2μ K S K) Cⁿ; n doubles with every pass. For any μ > 0, C has eigenvalues within ±1."""
+    identity = torch.eye(p.shape[-1], dtype=p.dtype, device=p.device)
+    mu = 0.7 * p.diagonal(dim1=-2, dim2=-1).mean(-1)[..., None, None]
+    k, failed = torch.linalg.inv_ex(p + mu * identity)
+    c = identity - 2 * mu * k
+    x = k @ (2 * mu * s) @ k
+    for _ in range(_DOUBLINGS):
+        x = x + c @ x @ c
+        c = c @ c
+        # What is left of the sum is about |C|² of what is there.
+        left = torch.linalg.matrix_norm(c).square()
+        stray = ~(left <= torch.finfo(p.dtype).eps) | (failed != 0)
+        if not stray.any():
+            return x
+    exact = _lyapunov_by_eigenvectors(p[stray], s.expand_as(x)[..., stray, :, :])
+    mask = stray[..., None, None].expand_as(x)
+    return x.masked_scatter(mask, exact)
+
+
+def _lyapunov_by_eigenvectors(p: Tensor, s: Tensor) -> Tensor:
+    """x_ij = s_ij / (λ_i + λ_j) in the eigenbasis of P, and nothing where both eigenvalues vanish."""
+    finite = p.isfinite().all(-1).all(-1)[..., None, None]
+    eigenvalues, v = torch.linalg.eigh(torch.where(finite, p, 0.0))
+    eigenvalues = eigenvalues.clamp(min=0)
+    sums = eigenvalues.unsqueeze(-1) + eigenvalues.unsqueeze(-2)
+    floor = 4 * torch.finfo(p.dtype).eps * p.shape[-1] * eigenvalues.amax(-1)[..., None, None]
+    x = v @ torch.where(sums > floor, (v.mT @ s @ v) / sums, 0.0) @ v.mT
+    return torch.where(finite, x, torch.nan)
 
 
 def _contiguous_like(a: Tensor) -> Tensor:
