@@ -2,32 +2,47 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 WORKERS ?= 2
 
-.PHONY: demo test test-slow lint types format clean
+.PHONY: demo test test-slow lint types format bench clean
 
+demo: $(VENV)/.app
+	$(BIN)/sylvester train
+
+# One thread a worker: the tests are many and small.
 test: lint types
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS)
 
-test-slow: $(VENV)/.installed
+test-slow: $(VENV)/.dev
 	$(BIN)/pytest -m slow
 
-lint: $(VENV)/.installed
+lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-types: $(VENV)/.installed
+types: $(VENV)/.dev
 	$(BIN)/mypy
 
-format: $(VENV)/.installed
+format: $(VENV)/.dev
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-$(VENV)/.installed: pyproject.toml constraints.txt
+bench: $(VENV)/.bench
+	$(BIN)/sylvester bench
+
+$(VENV)/.app: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --upgrade pip
-	$(BIN)/pip install --quiet --constraint constraints.txt torch
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[dev]"
+	$(PIP) torch
+	$(PIP) --editable ".[app]"
+	touch $@
+
+$(VENV)/.dev: $(VENV)/.app
+	$(PIP) --editable ".[dev]"
+	touch $@
+
+$(VENV)/.bench: $(VENV)/.app
+	$(PIP) --editable ".[bench]"
 	touch $@
 
 clean:
