@@ -37,34 +37,47 @@ def correspondence(vae: Any, model: ReferenceVAE) -> Iterator[Pair]:
         yield from {"Planar": planar, "IAF": iaf}.get(type(model.steps).__name__, sylvester)(group, model.steps)
 
 
+def at(parameter: Tensor, pick: Callable[[Tensor], Tensor] = lambda tensor: tensor) -> Find:
+    """A part of one parameter."""
+    return lambda read: pick(read(parameter))
+
+
+def half(which: int, axis: int = 0, order: Any = slice(None)) -> Callable[[Tensor], Tensor]:
+    """The first or the second half along an axis, its rows in an order."""
+    return lambda tensor: tensor.chunk(2, axis)[which][order]
+
+
 def convolution(layer: Any, gated: Any) -> Iterator[Pair]:
     if isinstance(layer, nn.Conv2d):
-        yield gated.weight, lambda read: read(layer.weight)
-        yield gated.bias, lambda read: read(layer.bias)
+        assert layer.bias is not None
+        yield gated.weight, at(layer.weight)
+        yield gated.bias, at(layer.bias)
         return
     whole = layer.convolution
-    axis = 1 if whole.transposed else 0
-    for half, part in enumerate((gated.value, gated.gate)):
-        yield part.weight, lambda read, half=half: read(whole.weight).chunk(2, axis)[half]
-        yield part.bias, lambda read, half=half: read(whole.bias).chunk(2)[half]
+    for which, part in enumerate((gated.value, gated.gate)):
+        yield part.weight, at(whole.weight, half(which, 1 if whole.transposed else 0))
+        yield part.bias, at(whole.bias, half(which))
 
 
 def outputs(hypernetwork: Any) -> dict[str, Find]:
     """For each row of the table the weights and the bias that make it: (K, *shape, E + 1)."""
-    position, found = 0, {}
-    for name, row in hypernetwork.table.items():
-        columns = slice(position, position + row.size)
 
-        def find(read: Read, columns: slice = columns, shape: tuple[int, ...] = row.shape) -> Tensor:
+    def finder(columns: slice, shape: tuple[int, ...]) -> Find:
+        def find(read: Read) -> Tensor:
             both = torch.cat([read(hypernetwork.weight), read(hypernetwork.bias).unsqueeze(1)], 1)
             both = both.unflatten(0, (hypernetwork.steps, hypernetwork.outputs))[:, columns]
             return both.reshape(hypernetwork.steps, *shape, both.shape[-1])
 
-        position, found[name] = columns.stop, find
+        return find
+
+    found, position = {}, 0
+    for name, row in hypernetwork.table.items():
+        found[name] = finder(slice(position, position + row.size), row.shape)
+        position += row.size
     return found
 
 
-def linear(layer: nn.Linear, find: Find) -> Iterator[Pair]:
+def linear(layer: Any, find: Find) -> Iterator[Pair]:
     yield layer.weight, lambda read: find(read).flatten(0, -2)[:, :-1]
     yield layer.bias, lambda read: find(read).flatten(0, -2)[:, -1]
 
@@ -91,13 +104,16 @@ def sylvester(group: Any, steps: Any) -> Iterator[Pair]:
 def iaf(group: Any, steps: Any) -> Iterator[Pair]:
     yield from linear(steps.context, outputs(group.hypernetwork)["context"])
     for net, step in zip(group.nets, steps.steps, strict=True):
-        first, second, last = net.layers
-        order = net.position.argsort()  # the coordinates as the flipped z shows them to the reference
-        yield step.first.weight, lambda read, first=first, order=order: read(first.weight)[:, order]
-        yield step.first.bias, lambda read, first=first: read(first.bias)
-        yield step.second.weight, lambda read, second=second: read(second.weight)
-        yield step.second.bias, lambda read, second=second: read(second.bias)
-        for half, head in enumerate((step.mean, step.gate)):
-            rows = order + half * len(order)
-            yield head.weight, lambda read, last=last, rows=rows: read(last.weight)[rows]
-            yield head.bias, lambda read, last=last, rows=rows: read(last.bias)[rows]
+        yield from masked(net, step)
+
+
+def masked(net: Any, step: Any) -> Iterator[Pair]:
+    first, second, last = net.layers
+    order = net.position.argsort()  # the coordinates as the flipped z shows them to the reference
+    yield step.first.weight, at(first.weight, lambda weight: weight[:, order])
+    yield step.first.bias, at(first.bias)
+    yield step.second.weight, at(second.weight)
+    yield step.second.bias, at(second.bias)
+    for which, head in enumerate((step.mean, step.gate)):
+        yield head.weight, at(last.weight, half(which, order=order))
+        yield head.bias, at(last.bias, half(which, order=order))

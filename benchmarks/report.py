@@ -1,0 +1,190 @@
+"""What a run of the benchmarks leaves behind: one JSON document, and from it a table, a figure and a page."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from datetime import datetime, timezone
+from importlib.metadata import PackageNotFoundError, version
+from itertools import groupby
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from rich.table import Table
+
+from benchmarks.runner import Row
+from benchmarks.scaling import Curve
+from benchmarks.workloads import GROUPS, PEERS
+from sylvester.app.runs import replacing, write_json, write_text
+
+TITLES = {
+    "training": "Training step",
+    "nll": "Importance-sampled log-likelihood",
+    "flow": "The flow alone, a batch of contexts",
+    "samples": "The flow alone, many samples of one context",
+    "linalg": "Linear algebra",
+    "inverse": "The inverse, in forward passes (at most)",
+    "throughput": "Throughput, as a share of a matrix product's",
+    "memory": "Peak memory, where there is more to do, over peak memory (at most)",
+    "peers": "Peers",
+    "epoch": "End to end",
+}
+assert tuple(TITLES) == GROUPS
+
+Document = dict[str, Any]
+
+
+def document(rows: Sequence[Row], curves: Sequence[Curve], *, size: str, repetitions: int) -> Document:
+    return {
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "size": size,
+        "repetitions": repetitions,
+        "machine": machine(),
+        "versions": {name: _version(name) for name in ("sylvester", "torch", *PEERS.values())},
+        "rows": [asdict(row) | {"met": row.met} for row in rows],
+        "scaling": [asdict(curve) for curve in curves],
+    }
+
+
+def machine() -> dict[str, Any]:
+    model = platform.processor()
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        names = [line.partition(":")[2].strip() for line in info.read_text().splitlines() if "model name" in line]
+        model = names[0] if names else model
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return {"cpu": model, "cores": os.cpu_count(), "memory_gib": round(memory / 2**30), "system": platform.platform()}
+
+
+def save(found: Document, path: Path) -> None:
+    """The document, and beside it a page and a figure of the same name."""
+    picture = path.with_suffix(".svg")
+    write_json(path, found)
+    write_text(path.with_suffix(".md"), page(found, picture.name))
+    if _measured(found):
+        with replacing(picture) as file:
+            figure(found, file)
+
+
+def _measured(found: Document) -> list[dict[str, Any]]:
+    return [row for row in found["rows"] if row["ratio"] is not None]
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def table(found: Document) -> Table:
+    result = Table("", "against", "ours", "other", "ratio", "target", box=None, title_justify="left")
+    for group, rows in groupby(found["rows"], key=lambda row: row["group"]):
+        result.add_section()
+        result.add_row(f"[bold]{TITLES[group]}[/bold]")
+        for row in rows:
+            style = {True: "green", False: "red", None: ""}[row["met"]]
+            cells = _cells(row)
+            result.add_row(
+                row["name"], row["against"], *cells[:2], f"[{style}]{cells[2]}[/]" if style else cells[2], cells[3]
+            )
+    return result
+
+
+def scaling_table(found: Document) -> Table:
+    result = Table("", "sizes", "seconds grow like", "memory grows like", box=None)
+    for curve in found["scaling"]:
+        result.add_row(*_curve_cells(curve))
+    return result
+
+
+def _curve_cells(curve: Mapping[str, Any]) -> tuple[str, str, str, str]:
+    name, values = curve["variable"], ", ".join(f"{value:,}" for value in curve["values"])
+    return (
+        f"{name}: {curve['measures']}",
+        values,
+        f"{name}^{curve['seconds_exponent']:.2f}",
+        f"{name}^{curve['megabytes_exponent']:.2f}",
+    )
+
+
+def _cells(row: Mapping[str, Any]) -> tuple[str, str, str, str]:
+    target = "" if row["target"] is None else f"{'≤' if row['kind'] == 'cost' else '≥'} {row['target']:g}"
+    if row["ratio"] is None:
+        return "", "not installed", "", target
+    return _quantity(row["ours"], row["unit"]), _quantity(row["other"], row["unit"]), f"{row['ratio']:.2f}", target
+
+
+def _quantity(value: float, unit: str) -> str:
+    if unit != "s":
+        return f"{value:.0f} {unit}"
+    return f"{value:.2f} s" if value >= 1 else f"{1000 * value:.3g} ms"
+
+
+def page(found: Document, figure_name: str) -> str:
+    """The page of the documentation."""
+    at = found["machine"]
+    versions = ", ".join(f"{name} {number}" for name, number in found["versions"].items() if number)
+    lines = [
+        "# Benchmarks",
+        "",
+        f"Measured on {found['date'][:10]} by `sylvester bench --size {found['size']}` on {at['cpu']},"
+        f" {at['cores']} cores, {at['memory_gib']} GiB ({versions}). Both sides of a row take turns in processes of"
+        f" their own, and the fastest of up to {found['repetitions']} repetitions counts."
+        " *Reference* is a plain implementation of how the paper's experiments were run (`benchmarks/reference.py`), with torch's default settings; it computes the same numbers"
+        " from the same weights. A ratio above 1 is in the library's favour, unless it says otherwise.",
+    ]
+    if _measured(found):
+        lines += ["", f"![Ratios of all rows, with their targets]({figure_name})"]
+    for group, rows in groupby(found["rows"], key=lambda row: row["group"]):
+        lines += ["", f"## {TITLES[group]}", "", "| | measures | against | ours | other | ratio | target |"]
+        lines += ["|---|---|---|---|---|---|---|"]
+        for row in rows:
+            ours, other, ratio, target = _cells(row)
+            ratio = f"**{ratio}**" if row["met"] is False else ratio
+            lines.append(
+                f"| {row['name']} | {row['measures']} | {row['against']} | {ours} | {other} | {ratio} | {target} |"
+            )
+    if found["scaling"]:
+        lines += ["", "## Scaling", "", "| | sizes | seconds grow like | memory grows like |", "|---|---|---|---|"]
+        lines += [f"| {' | '.join(_curve_cells(curve))} |" for curve in found["scaling"]]
+    return "\n".join(lines) + "\n"
+
+
+def figure(found: Document, file: BinaryIO) -> None:
+    """Horizontal bars of all ratios, a panel a group, with the targets marked; as SVG."""
+    import matplotlib
+
+    matplotlib.use("agg")
+    from matplotlib import pyplot
+
+    measured = _measured(found)
+    groups = [(group, list(rows)) for group, rows in groupby(measured, key=lambda row: row["group"])]
+    heights = [len(rows) + 2.0 for _, rows in groups]
+    drawing, panels = pyplot.subplots(
+        len(groups),
+        1,
+        figsize=(8, 0.6 + 0.26 * sum(heights)),
+        gridspec_kw={"height_ratios": heights},
+        layout="constrained",
+        squeeze=False,
+    )
+    colours = {True: "#2a7f62", False: "#c1443c", None: "#7b8794"}
+    for (group, rows), panel in zip(groups, panels[:, 0], strict=True):
+        ratios, places = [row["ratio"] for row in rows], range(len(rows))
+        panel.barh(places, ratios, height=0.66, color=[colours[row["met"]] for row in rows])
+        targets = [(row["target"], place) for row, place in zip(rows, places, strict=True) if row["target"] is not None]
+        for target, place in targets:
+            panel.plot([target, target], [place - 0.46, place + 0.46], color="black", linewidth=1.6)
+        for ratio, place in zip(ratios, places, strict=True):
+            panel.annotate(f" {ratio:.2f}", (ratio, place), va="center", fontsize=7)
+        panel.set_yticks(places, [row["name"] for row in rows], fontsize=8)
+        panel.invert_yaxis()
+        panel.set_xlim(0, 1.12 * max([*ratios, *(target for target, _ in targets)]))
+        panel.tick_params(axis="x", labelsize=7)
+        panel.set_title(TITLES[group], fontsize=9, loc="left", fontweight="bold")
+        panel.spines[["top", "right"]].set_visible(False)
+    drawing.savefig(file, format="svg")
+    pyplot.close(drawing)

@@ -1,0 +1,87 @@
+"""One process of one contestant: builds tasks and times them, as told line by line in JSON.
+
+    {"build": task, "size": {…}, "arguments": {…}}  ->  {"job": number, "flops": number or null}
+    {"time": job}                                   ->  {"seconds": per call}
+    {"peak": job}                                   ->  {"megabytes": how far one call raises the process's peak}
+
+A contestant that is not installed answers {"missing": module}, anything else that fails {"error": sentence}.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import resource
+import sys
+import time
+from typing import Any
+
+from benchmarks.sizes import Size
+
+# A task is repeated until it has taken so long, so that a call of microseconds can be timed.
+_LEAST_SECONDS = 0.05
+
+
+def tasks(contestant: str) -> dict[str, Any]:
+    if contestant in ("library", "reference"):
+        return importlib.import_module(f"benchmarks.tasks_{contestant}").TASKS
+    return importlib.import_module("benchmarks.peers").TASKS[contestant]
+
+
+def seconds(task: Any) -> float:
+    """Per call, over as many calls as fill the least time."""
+    calls, started = 0, time.perf_counter()
+    while (elapsed := time.perf_counter() - started) < _LEAST_SECONDS or calls == 0:
+        task()
+        calls += 1
+    return elapsed / calls
+
+
+def megabytes(task: Any) -> float:
+    """How far two calls raise the peak of the process's memory: the second finds all state in place."""
+    before = peak()
+    task()
+    task()
+    return max(peak() - before, resource.getpagesize()) / 2**20
+
+
+def peak() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+class Worker:
+    def __init__(self, contestant: str) -> None:
+        self.contestant = contestant
+        self.jobs: list[Any] = []
+
+    def answer(self, request: dict[str, Any]) -> dict[str, Any]:
+        if "time" in request:
+            return {"seconds": seconds(self.jobs[request["time"]])}
+        if "peak" in request:
+            return {"megabytes": megabytes(self.jobs[request["peak"]])}
+        import torch
+
+        torch.manual_seed(0)
+        task = tasks(self.contestant)[request["build"]](Size(**request["size"]), **request["arguments"])
+        self.jobs.append(task)
+        return {"job": len(self.jobs) - 1, "flops": getattr(task, "flops", None)}
+
+
+def main() -> None:
+    # Whatever a contestant prints goes to stderr: stdout is for answers.
+    with os.fdopen(os.dup(1), "w", buffering=1) as answers:
+        os.dup2(2, 1)
+        worker = Worker(sys.argv[1])
+        for line in sys.stdin:
+            try:
+                answer = worker.answer(json.loads(line))
+            except ModuleNotFoundError as error:
+                answer = {"missing": error.name}
+            except Exception as error:
+                answer = {"error": f"{type(error).__name__}: {error}"}
+            answers.write(json.dumps(answer) + "\n")
+
+
+if __name__ == "__main__":
+    main()

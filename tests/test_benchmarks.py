@@ -1,0 +1,203 @@
+"""The reference of the benchmarks agrees with the library, and every benchmark runs. Nothing here is timed."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import asdict
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("lightning_fabric")
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from benchmarks import report, runner, scaling, suite, tasks_library, tasks_reference  # noqa: E402
+from benchmarks.agreement import copy_weights, correspondence  # noqa: E402
+from benchmarks.reference import ReferenceVAE, log_likelihood, orthogonalize, reflections_multiplied  # noqa: E402
+from benchmarks.sizes import SIZES  # noqa: E402
+from benchmarks.worker import Worker  # noqa: E402
+from benchmarks.workloads import GROUPS, MODELS, PEERS, Job, Workload, workloads  # noqa: E402
+from sylvester import evaluation  # noqa: E402
+from sylvester.app.training import make_optimizer  # noqa: E402
+from sylvester.linalg import HouseholderProduct, polar  # noqa: E402
+from sylvester.objectives import elbo  # noqa: E402
+
+TINY = SIZES["tiny"]
+TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-8}
+
+
+@pytest.fixture(params=[torch.float32, torch.float64], ids=["float32", "float64"])
+def dtype(request):
+    """The default of torch for one test: the models of both sides are built with it."""
+    torch.set_default_dtype(request.param)
+    yield request.param
+    torch.set_default_dtype(torch.float32)
+
+
+def both(flow: str, dtype: torch.dtype):
+    """The library's model and the reference with its weights."""
+    torch.manual_seed(1)
+    vae = tasks_library.build(TINY, flow)
+    sizes = {key: value for key, value in asdict(TINY).items() if key not in ("batch", "samples", "product")}
+    model = ReferenceVAE(flow, **sizes, tolerance=1e-6 if dtype == torch.float32 else 1e-13)
+    copy_weights(vae, model)
+    return vae, model
+
+
+def assert_close(ours, theirs, dtype, *, slack=1.0):
+    """Relative to the largest entry: a component near zero carries the rounding of its neighbours."""
+    scale = max(theirs.abs().max().item(), torch.finfo(dtype).tiny)
+    assert (ours - theirs).abs().max().item() <= slack * TOLERANCE[dtype] * scale
+
+
+@pytest.mark.parametrize("flow", MODELS)
+def test_the_reference_computes_what_the_library_computes(flow, dtype):
+    vae, model = both(flow, dtype)
+    x, noise = tasks_reference.images(TINY, 5).to(dtype), torch.randn(5, TINY.features)
+    ours, theirs = vae.log_terms(x, noise=noise.unsqueeze(0)), model(x, noise)
+    assert theirs.z.std() > 0.1
+    for name in theirs._fields:
+        assert_close(getattr(ours, name)[0], getattr(theirs, name), dtype)
+
+
+@pytest.mark.parametrize("flow", MODELS)
+def test_gradients_and_a_step_of_the_optimizer_agree(flow, dtype):
+    vae, model = both(flow, dtype)
+    x, noise = tasks_reference.images(TINY, 5).to(dtype), torch.randn(5, TINY.features)
+    optimizers = (
+        make_optimizer(vae, tasks_library.configure(TINY, flow)),
+        torch.optim.Adamax(model.parameters(), lr=5e-4, eps=1e-7),
+    )
+    terms = model(x, noise)
+    losses = (-elbo(vae.log_terms(x, noise=noise.unsqueeze(0))), terms.log_q - terms.log_px_z - terms.log_pz)
+    for loss in losses:
+        loss.mean().backward()
+    pairs = list(correspondence(vae, model))
+    assert {id(theirs) for theirs, _ in pairs} == {id(parameter) for parameter in model.parameters()}
+    before = [theirs.detach().clone() for theirs, _ in pairs]
+    for theirs, find in pairs:
+        assert theirs.grad.abs().sum() > 0
+        assert_close(find(lambda parameter: parameter.grad), theirs.grad, dtype, slack=10)
+    for optimizer in optimizers:
+        optimizer.step()
+    # Adamax's first step is the learning rate times grad / (|grad| + eps): it magnifies what is noise in the smallest
+    # gradients. The larger ones show whether both take the same step, to the rounding of the weights.
+    for (theirs, find), start in zip(pairs, before, strict=True):
+        large = theirs.grad.abs() > 1e-2 * theirs.grad.abs().max()
+        moved, rounding = (theirs.detach() - start)[large], 2 * torch.finfo(dtype).eps * start.abs().max().item()
+        assert moved.abs().max() > 100 * rounding
+        torch.testing.assert_close(find(lambda p: p.detach())[large] - start[large], moved, rtol=1e-3, atol=rounding)
+
+
+def test_importance_sampling_agrees_within_its_error():
+    vae, model = both("planar", torch.float32)
+    x = tasks_reference.images(TINY, 1)
+    ours = evaluation.log_likelihood(vae, x, 4000)
+    theirs = torch.stack([log_likelihood(model, x, 1000) for _ in range(4)])
+    error = (ours.mc_error.item() ** 2 + theirs.var().item() / len(theirs)) ** 0.5
+    assert abs(ours.log_px.item() - theirs.mean().item()) < 5 * error < 1.0
+
+
+def test_linear_algebra_agrees():
+    a = torch.randn(3, 6, 4, dtype=torch.float64)
+    torch.testing.assert_close(orthogonalize(a, 1e-13), polar(a))
+    v, z = torch.randn(3, 2, 6, dtype=torch.float64), torch.randn(3, 6, dtype=torch.float64)
+    torch.testing.assert_close(
+        (reflections_multiplied(v) @ z.unsqueeze(-1)).squeeze(-1), HouseholderProduct(v).matvec(z)
+    )
+
+
+def test_the_reference_orthogonalizes_longer_where_the_condition_is_worse():
+    """Otherwise the rows about memory would compare a thing with itself."""
+    steps = [
+        next(limit for limit in range(100) if torch.equal(orthogonalize(a, limit=limit), orthogonalize(a, limit=100)))
+        for a in (tasks_reference.conditioned(TINY, condition) for condition in (2.0, 1000.0))
+    ]
+    assert steps[1] >= steps[0] + 8
+
+
+@pytest.fixture(scope="module")
+def workers():
+    return {name: Worker(name) for name in ("library", "reference", *PEERS)}
+
+
+@pytest.fixture(scope="module")
+def caltech(tmp_path_factory):
+    path = tmp_path_factory.mktemp("images") / "train.pt"
+    torch.save(tasks_reference.images(TINY, 2 * TINY.batch + 1), path)
+    return str(path)
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_every_job_runs_at_tiny_sizes(group, workers, caltech):
+    jobs = {
+        json.dumps(asdict(job)): job
+        for row in workloads(TINY, caltech)
+        if row.group == group
+        for job in (row.ours, row.other)
+        if find_spec(job.contestant) or job.contestant in ("library", "reference")
+    }
+    assert jobs
+    for job in jobs.values():
+        worker = workers[job.contestant]
+        built = worker.answer({"build": job.task, "size": asdict(TINY), "arguments": job.arguments})
+        worker.jobs[built["job"]]()
+        assert group != "throughput" or built["flops"] > 0
+
+
+def test_every_size_of_the_sweeps_runs(workers):
+    for sweep in scaling.sweeps(TINY):
+        assert [value for value, _, _ in sweep.points] == sorted({value for value, _, _ in sweep.points})
+        for _, size, job in sweep.points:
+            built = workers["library"].answer({"build": job.task, "size": asdict(size), "arguments": job.arguments})
+            workers["library"].jobs[built["job"]]()
+
+
+def test_exponents():
+    assert scaling.exponent([1, 2, 4], [3.0, 12.0, 48.0]) == pytest.approx(2)
+    assert scaling.exponent([10, 100], [5.0, 5.0]) == pytest.approx(0)
+
+
+def test_the_reference_and_the_peers_import_nothing_of_the_library():
+    code = (
+        "import sys, benchmarks.worker, benchmarks.tasks_reference, benchmarks.peers; print('sylvester' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
+def test_a_row_is_measured_in_alternating_processes_and_reported(tmp_path):
+    ours = Workload("linalg", "polar factor", "what", Job("library", "polar"), Job("reference", "polar"), target=1e9)
+    absent = Workload("peers", "nobody: planar", "what", Job("library", "polar"), Job("nobody", "polar"), target=1.0)
+    rows = list(runner.run([ours], TINY, repetitions=1))
+    assert rows[0].ours > 0
+    assert rows[0].ratio == pytest.approx(rows[0].other / rows[0].ours)
+    assert rows[0].met is False
+    rows.append(runner.row(absent, "s", None, None))
+    assert rows[1].met is None
+    curve = scaling.Curve("S", "samples", [1, 2], [0.1, 0.2], [1.0, 1.0], 1.0, 0.0)
+    found = report.document(rows, [curve], size="tiny", repetitions=1)
+    report.save(found, tmp_path / "bench.json")
+    assert json.loads((tmp_path / "bench.json").read_text()) == found
+    text = (tmp_path / "bench.md").read_text()
+    assert "polar factor" in text
+    assert "not installed" in text
+    assert "S^1.00" in text
+    assert (tmp_path / "bench.svg").read_bytes().startswith(b"<?xml")
+
+
+def test_a_failing_contestant_is_an_error_in_one_sentence():
+    bad = Job("reference", "flow", {"flow": "no such flow"})
+    with pytest.raises(runner.BenchmarkError, match=r"reference failed at .*no such flow"):
+        list(runner.run([Workload("flow", "bad", "what", bad, bad)], TINY, repetitions=1))
+
+
+@pytest.mark.parametrize(("only", "options"), [(["everything"], {}), ([], {"size": "huge"}), ([], {"repetitions": 0})])
+def test_what_cannot_be_measured_is_refused(only, options):
+    with pytest.raises(ValueError, match=r"Expected .*; got"):
+        suite.measure(only, **options)
