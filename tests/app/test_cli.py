@@ -187,6 +187,22 @@ def test_evaluate_scores_and_repeats_the_runs_own_figures(finished: Path) -> Non
     assert "NLL" in sylvester("evaluate", finished, "--samples", "30").stdout
 
 
+def test_an_interrupted_evaluation_continues(finished: Path) -> None:
+    words = ("evaluate", finished, "--samples", "5000", "--seed", "3")
+    process = subprocess.Popen(command(*words, "--quiet"), env=environment())
+    deadline = time.monotonic() + 120
+    while not (partial := list(finished.glob("*.partial"))) or partial[0].read_bytes().count(b"\n") < 3:
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    process.kill()
+    process.wait()
+    assert not list(finished.glob("evaluation-5000-seed3.json"))
+    continued, afresh = (json.loads(sylvester(*words, "--json", "--quiet").stdout) for _ in range(2))
+    assert continued == afresh
+    assert not list(finished.glob("*.partial"))
+
+
 def test_sample_writes_a_picture(finished: Path, tmp_path: Path) -> None:
     target = tmp_path / "nine.png"
     done = sylvester("sample", finished, "-n", "9", "--out", target)

@@ -19,6 +19,12 @@ def test_flags_beat_the_file_which_beats_the_preset_which_beats_the_defaults(tmp
     assert resolve({"preset": "quick"}, file).batch_size == PRESETS["quick"]["batch_size"]
 
 
+def test_paths_hold_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = resolve({"dataset": "images.npz", "data_dir": Path("data")})
+    assert (config.dataset, config.data_dir) == (str(tmp_path / "images.npz"), tmp_path / "data")
+
+
 def test_without_settings_it_is_triangular_sylvester_on_the_digits() -> None:
     config = resolve({})
     assert (config.preset, config.dataset, config.flow) == ("quick", "digits", "triangular-sylvester")

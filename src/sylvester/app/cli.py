@@ -128,7 +128,7 @@ def evaluate(
     from sylvester.app import results
 
     again = f"sylvester evaluate {run} --samples {samples} --seed {seed}"
-    with opened.locked("evaluation"), _interruptible(again), _counter("evaluating", quiet) as progress:
+    with _interruptible(again), _counter("evaluating", quiet) as progress:
         figures = results.evaluate(opened, data, samples, seed=seed, progress=progress)
     if json:
         _print_json(figures)
@@ -200,6 +200,42 @@ def data_check(name: str, *, data_dir: DataDir = None, json: Json = False) -> No
         raise ConfigError(report.problem or f"Expected whole files of {name}; got others")
 
 
+@app.command
+def bench(
+    *,
+    only: Annotated[list[str] | None, Parameter(negative="", help="Measure this group alone; may be repeated.")] = None,
+    size: Annotated[str, Parameter(help="The paper's sizes, or tiny ones to see that it runs.")] = "paper",
+    repetitions: Annotated[int, Parameter(help="Of each measurement, of which the fastest counts.")] = 5,
+    out: Annotated[
+        Path, Parameter(help="The JSON file; a page (.md) and a figure (.svg) of the same name go beside it.")
+    ] = Path("benchmarks.json"),
+    data_dir: DataDir = None,
+    quiet: Quiet = False,
+    json: Json = False,
+) -> None:
+    """Race the library against the paper's way of running its experiments, and against its peers."""
+    if not out.parent.is_dir():
+        raise ConfigError(f"Expected an existing folder for the report; got {out.parent}")
+
+    from sylvester.app.bench import benchmarks
+
+    report, runner, suite = (benchmarks(name) for name in ("report", "runner", "suite"))
+    try:
+        with _counter("measuring", quiet) as progress, _data_errors():
+            options = {"size": size, "repetitions": repetitions, "data_dir": data_dir}
+            found = suite.measure(only or (), **options, progress=progress)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    except runner.BenchmarkError as error:
+        raise RunFailure(str(error)) from error
+    report.save(found, out)
+    if json:
+        return _print_json(found)
+    for table in report.tables(found):
+        Console().print(table)
+    print(out)
+
+
 def main() -> None:
     try:
         app(exit_on_error=False, print_error=False, result_action="return_value")
@@ -230,6 +266,8 @@ def _complete(run: Run, data: Dataset, *, quiet: bool, json: bool) -> None:
             result = results.conclude(run, data, history, progress=progress)
     if json:
         return _print_json(result)
+    if result["warning"] and not quiet:
+        messages.print(result["warning"])
     print(f"{_achieved(result)}.")
     print(f"{run.path} holds the model, its figures (result.json), samples.png and reconstructions.png.")
     other = "orthogonal-sylvester" if run.config.flow == "triangular-sylvester" else "triangular-sylvester"
@@ -300,8 +338,8 @@ class TrainingBar:
 
 
 @contextmanager
-def _counter(what: str, quiet: bool) -> Iterator[Callable[[int, int], None]]:
-    """A bar that is told (done, total)."""
+def _counter(what: str, quiet: bool) -> Iterator[Callable[..., None]]:
+    """A bar that is told (done, total), and what is being done where that changes."""
     columns = (
         TextColumn("{task.description}"),
         BarColumn(bar_width=None),
@@ -310,7 +348,7 @@ def _counter(what: str, quiet: bool) -> Iterator[Callable[[int, int], None]]:
     )
     with Progress(*columns, console=messages, disable=quiet, transient=True) as bar:
         task = bar.add_task(what, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+        yield lambda done, total, now=what: bar.update(task, completed=done, total=total, description=now)
 
 
 @contextmanager

@@ -125,7 +125,15 @@ class Config(BaseModel):
     @field_validator("dataset")
     @classmethod
     def _named_or_file(cls, value: str) -> str:
-        return value if value.endswith(".npz") else _one_of("dataset", value, DATASETS, "or a path that ends in .npz")
+        if value.endswith(".npz"):
+            return str(cls._absolute(Path(value)))
+        return _one_of("dataset", value, DATASETS, "or a path that ends in .npz")
+
+    @field_validator("data_dir")
+    @classmethod
+    def _absolute(cls, value: Path) -> Path:
+        """The run may be resumed from another folder."""
+        return value.expanduser().absolute()
 
     @model_validator(mode="after")
     def _fits(self) -> Config:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import platform
 import resource
@@ -17,7 +18,7 @@ from lightning_fabric import Fabric
 import sylvester
 from sylvester.app import figures, models
 from sylvester.app.config import FLOW_SETTINGS, Config
-from sylvester.app.runs import Run, RunFailure, write_json
+from sylvester.app.runs import Run, RunError, RunFailure, write_json
 from sylvester.app.training import History, best_epoch, validate
 from sylvester.evaluation import log_likelihood
 
@@ -35,12 +36,18 @@ def evaluate(
     The figures, in nats and for categorical images in bits per dimension too, stay in the run's folder.
     """
     name = f"evaluation-{samples}-seed{seed}"
-    partial = run.path / f"{name}.partial"
+    # Training may since have found a better model, of which what is finished says nothing.
+    model = hashlib.sha256((run.path / "model.safetensors").read_bytes()).hexdigest()[:16]
+    partial = run.path / f"{name}-{model}.partial"
     vae = run.load_model(Fabric(devices=1).device)
-    estimate = log_likelihood(vae, data.test, samples, seed=seed, checkpoint=partial, progress=progress)
+    try:
+        with run.locked(name):
+            estimate = log_likelihood(vae, data.test, samples, seed=seed, checkpoint=partial, progress=progress)
+    except ValueError as error:  # a file of other images
+        raise RunError(str(error)) from error
     summary = estimate.summary()
-    if not math.isfinite(summary["log_px"]):
-        raise RunFailure(summary["warning"])
+    if summary["log_px"] is None or summary["elbo"] is None:
+        raise RunFailure(f"The model in {run.path} gives some test images no finite likelihood")
     scored = {
         "neg_elbo": -summary["elbo"],
         "neg_elbo_std_error": summary["elbo_std_error"],
@@ -56,7 +63,8 @@ def evaluate(
         "warning": summary["warning"],
     }
     write_json(run.path / f"{name}.json", result)
-    partial.unlink(missing_ok=True)
+    for finished in run.path.glob(f"{name}-*.partial"):
+        finished.unlink()
     return result
 
 

@@ -147,6 +147,7 @@ def fit(fabric: Fabric, run: Run, data: Dataset, reporting: AbstractContextManag
                 raise RunFailure(f"Expected the data that {run.path} was started with; got other files by that name")
             model.load_state_dict(checkpoint["model"])
             optimizer.load_state_dict(checkpoint["optimizer"])
+            fabric.strategy.precision.load_state_dict(checkpoint["precision"])
             torch.set_rng_state(checkpoint["rng"])
             history = checkpoint["history"]
         if first:
@@ -173,6 +174,7 @@ def fit(fabric: Fabric, run: Run, data: Dataset, reporting: AbstractContextManag
                         {
                             "model": model.state_dict(),
                             "optimizer": optimizer.state_dict(),
+                            "precision": fabric.strategy.precision.state_dict(),
                             "rng": torch.get_rng_state(),
                             "history": history,
                             "data": data.sha256,
@@ -213,8 +215,7 @@ def train_epoch(
 
 @torch.no_grad()
 def validate(fabric: Fabric, model: Any, images: Tensor, config: Config) -> dict[str, float]:
-    """−ELBO at β = 1 with one sample an image, and the same noise each time:
-    epochs then differ by the model alone."""
+    """−ELBO at β = 1 with one sample an image; the same noise each time, so that only models differ."""
     model.eval()
     sums = torch.zeros(4, dtype=torch.float64)
     for step, x in enumerate(images.split(config.batch_size)):
