@@ -79,8 +79,13 @@ def _version(name: str) -> str | None:
         return None
 
 
-def table(found: Document) -> Table:
-    result = Table("", "against", "ours", "other", "ratio", "target", box=None, title_justify="left")
+def tables(found: Document) -> list[Table]:
+    """For the terminal: the rows, and how things scale."""
+    return [make(found) for key, make in (("rows", _rows), ("scaling", _scaling)) if found[key]]
+
+
+def _rows(found: Document) -> Table:
+    result = Table("", "against", "ours", "other", "ratio", "target", box=None)
     for group, rows in groupby(found["rows"], key=lambda row: row["group"]):
         result.add_section()
         result.add_row(f"[bold]{TITLES[group]}[/bold]")
@@ -93,7 +98,7 @@ def table(found: Document) -> Table:
     return result
 
 
-def scaling_table(found: Document) -> Table:
+def _scaling(found: Document) -> Table:
     result = Table("", "sizes", "seconds grow like", "memory grows like", box=None)
     for curve in found["scaling"]:
         result.add_row(*_curve_cells(curve))
@@ -133,8 +138,9 @@ def page(found: Document, figure_name: str) -> str:
         f"Measured on {found['date'][:10]} by `sylvester bench --size {found['size']}` on {at['cpu']},"
         f" {at['cores']} cores, {at['memory_gib']} GiB ({versions}). Both sides of a row take turns in processes of"
         f" their own, and the fastest of up to {found['repetitions']} repetitions counts."
-        " *Reference* is a plain implementation of how the paper's experiments were run (`benchmarks/reference.py`), with torch's default settings; it computes the same numbers"
-        " from the same weights. A ratio above 1 is in the library's favour, unless it says otherwise.",
+        " *Reference* is a plain implementation of how the paper's experiments were run (`benchmarks/reference.py`),"
+        " with torch's default settings; it computes the same numbers from the same weights. Ratios are how many times"
+        " faster the library is, unless a heading says otherwise.",
     ]
     if _measured(found):
         lines += ["", f"![Ratios of all rows, with their targets]({figure_name})"]
@@ -173,18 +179,19 @@ def figure(found: Document, file: BinaryIO) -> None:
     )
     colours = {True: "#2a7f62", False: "#c1443c", None: "#7b8794"}
     for (group, rows), panel in zip(groups, panels[:, 0], strict=True):
-        ratios, places = [row["ratio"] for row in rows], range(len(rows))
-        panel.barh(places, ratios, height=0.66, color=[colours[row["met"]] for row in rows])
-        targets = [(row["target"], place) for row, place in zip(rows, places, strict=True) if row["target"] is not None]
-        for target, place in targets:
-            panel.plot([target, target], [place - 0.46, place + 0.46], color="black", linewidth=1.6)
-        for ratio, place in zip(ratios, places, strict=True):
-            panel.annotate(f" {ratio:.2f}", (ratio, place), va="center", fontsize=7)
+        places = range(len(rows))
+        panel.barh(places, [row["ratio"] for row in rows], height=0.66, color=[colours[row["met"]] for row in rows])
+        for row, place in zip(rows, places, strict=True):
+            target = row["target"]
+            if target is not None:
+                panel.plot([target, target], [place - 0.45, place + 0.45], color="black", linewidth=1.6)
+            panel.annotate(f" {row['ratio']:.2f}", (max(row["ratio"], target or 0), place), va="center", fontsize=7)
         panel.set_yticks(places, [row["name"] for row in rows], fontsize=8)
-        panel.invert_yaxis()
-        panel.set_xlim(0, 1.12 * max([*ratios, *(target for target, _ in targets)]))
+        panel.set_ylim(len(rows) - 0.4, -0.6)
+        panel.set_xlim(0, 1.12 * max(max(row["ratio"], row["target"] or 0) for row in rows))
         panel.tick_params(axis="x", labelsize=7)
         panel.set_title(TITLES[group], fontsize=9, loc="left", fontweight="bold")
         panel.spines[["top", "right"]].set_visible(False)
+    drawing.suptitle("Ratios; a black mark is the target, green met, red missed", fontsize=9, x=0.01, ha="left")
     drawing.savefig(file, format="svg")
     pyplot.close(drawing)

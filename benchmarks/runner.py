@@ -141,6 +141,8 @@ def _timed(workload: Workload, size: Size, process: Callable[[str], Contestant],
                 best[i] = min(best[i], seconds)
         if repetition >= _FEWEST and time.perf_counter() - started > _ENOUGH_SECONDS:
             break
+    for side in sides:
+        side.ask(forget=True)
     if workload.ratio == "share":
         return row(workload, "GFLOP/s", *(side["flops"] / s / 1e9 for side, s in zip(built, best, strict=True)))
     return row(workload, "s", *best)

@@ -2,13 +2,15 @@
 
     {"build": task, "size": {…}, "arguments": {…}}  ->  {"job": number, "flops": number or null}
     {"time": job}                                   ->  {"seconds": per call}
-    {"peak": job}                                   ->  {"megabytes": how far one call raises the process's peak}
+    {"peak": job}                                   ->  {"megabytes": how far calls raise the process's peak}
+    {"forget": true}                                ->  {}, and the jobs so far are gone
 
 A contestant that is not installed answers {"missing": module}, anything else that fails {"error": sentence}.
 """
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import os
@@ -60,6 +62,10 @@ class Worker:
             return {"seconds": seconds(self.jobs[request["time"]])}
         if "peak" in request:
             return {"megabytes": megabytes(self.jobs[request["peak"]])}
+        if "forget" in request:
+            self.jobs.clear()
+            gc.collect()  # models and optimizers refer to each other
+            return {}
         import torch
 
         torch.manual_seed(0)
