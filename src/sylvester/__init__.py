@@ -25,6 +25,7 @@ _SUBMODULES = frozenset(
         "linalg",
         "names",
         "objectives",
+        "optim",
         "transforms",
         "vae",
     }
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from sylvester import linalg as linalg
     from sylvester import names as names
     from sylvester import objectives as objectives
+    from sylvester import optim as optim
     from sylvester import transforms as transforms
     from sylvester import vae as vae
     from sylvester.app.runs import load as load
