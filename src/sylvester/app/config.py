@@ -126,14 +126,13 @@ class Config(BaseModel):
     @classmethod
     def _named_or_file(cls, value: str) -> str:
         if value.endswith(".npz"):
-            return str(cls._absolute(Path(value)))
+            return str(Path(value).expanduser().absolute())  # the run may be resumed from another folder
         return _one_of("dataset", value, DATASETS, "or a path that ends in .npz")
 
     @field_validator("data_dir")
     @classmethod
-    def _absolute(cls, value: Path) -> Path:
-        """The run may be resumed from another folder."""
-        return value.expanduser().absolute()
+    def _absolute(cls, value: Path | None) -> Path | None:
+        return None if value is None else value.expanduser().absolute()
 
     @model_validator(mode="after")
     def _fits(self) -> Config:
