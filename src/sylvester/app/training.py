@@ -24,6 +24,7 @@ from sylvester.app import models
 from sylvester.app.config import Config
 from sylvester.app.runs import Run, RunFailure
 from sylvester.objectives import elbo, linear_beta
+from sylvester.optim import Adamax
 
 if TYPE_CHECKING:
     from sylvester.app.data import Dataset
@@ -108,7 +109,7 @@ def shard_loss(fabric: Fabric, model: Any, shard: Shard, beta: float) -> tuple[T
 
 
 def make_optimizer(vae: torch.nn.Module, config: Config) -> torch.optim.Optimizer:
-    return torch.optim.Adamax(vae.parameters(), lr=config.learning_rate, eps=1e-7)
+    return Adamax(vae.parameters(), lr=config.learning_rate, eps=1e-7)
 
 
 def make_fabric(config: Config) -> Fabric:
