@@ -158,16 +158,12 @@ def row(workload: Workload, unit: str, ours: float | None, other: float | None) 
     ratio = None
     if ours is not None and other is not None:
         ratio = other / ours if workload.ratio == "speedup" else ours / other
-    against = workload.other.contestant
-    if against == "library":
-        against = {"inverse": "forward pass", "throughput": "product", "memory": "less of it"}[workload.group]
-    elif workload.group == "memory":
-        against = "less of it"
+    against = {"inverse": "forward pass", "throughput": "product", "memory": "easier case"}
     return Row(
         workload.group,
         workload.name,
         workload.measures,
-        against,
+        against.get(workload.group, workload.other.contestant),
         unit,
         ours,
         other,

@@ -7,11 +7,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks import tasks_reference
 from benchmarks.sizes import Size
-from benchmarks.tasks_reference import Task, conditioned, forward_backward, images, without_gradient
+from benchmarks.tasks_reference import Task, conditioned, counted, forward_backward, images, product, without_gradient
 from sylvester.app import models
 from sylvester.app import training as app_training
 from sylvester.app.config import FLOW_SETTINGS, Config, resolve
@@ -151,30 +150,13 @@ def epoch(size: Size, flow: str, data: str) -> Task:
     return lambda: app_training.train_epoch(*arguments)
 
 
-def product(size: Size) -> Task:
-    """The matrix product that stands for what the machine can do."""
-    a, b = torch.randn(2, size.product, size.product)
-    return counted(lambda: a @ b, lambda: a @ b)
-
-
 def decoder(size: Size) -> Task:
-    """A batch of latents to images."""
-    vae, model = build(size, "gaussian"), tasks_reference.build(size, "gaussian")
-    z = torch.randn(size.batch, size.features)
-    reference = without_gradient(lambda: model.decoder(z[:, :, None, None]))
-    return counted(without_gradient(lambda: vae.decoder(z)), reference)
+    vae, z = build(size, "gaussian"), torch.randn(size.batch, size.features)
+    return counted(without_gradient(lambda: vae.decoder(z)), tasks_reference.decoder(size))
 
 
 def counted_training(size: Size, flow: str) -> Task:
     return counted(training(size, flow), tasks_reference.training(size, flow))
-
-
-def counted(task: Task, reference: Task) -> Task:
-    """A task whose floating-point operations are those the reference needs for it: doing more of them earns nothing."""
-    with FlopCounterMode(display=False) as counter:
-        reference()
-    task.flops = counter.get_total_flops()  # type: ignore[attr-defined]
-    return task
 
 
 TASKS: dict[str, Callable[..., Task]] = {

@@ -8,6 +8,7 @@ from dataclasses import asdict
 
 import torch
 from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.reference import Orthogonal, ReferenceVAE, log_likelihood, orthogonalize, reflections_multiplied
 from benchmarks.sizes import Size
@@ -76,6 +77,36 @@ def conditioned(size: Size, condition: float) -> Tensor:
     return u * torch.logspace(0, -math.log10(condition), size.rank) @ v
 
 
+def counted(task: Task, reference: Task) -> Task:
+    """A task whose floating-point operations are those the reference needs for it: doing more of them earns nothing."""
+    with FlopCounterMode(display=False) as counter:
+        reference()
+    task.flops = counter.get_total_flops()  # type: ignore[attr-defined]
+    return task
+
+
+def counted_training(size: Size, flow: str) -> Task:
+    task = training(size, flow)
+    return counted(task, task)
+
+
+def decoder(size: Size) -> Task:
+    """A batch of latents to images."""
+    model, z = build(size, "gaussian"), torch.randn(size.batch, size.features, 1, 1)
+    task = without_gradient(lambda: model.decoder(z))
+    return counted(task, task)
+
+
+def product(size: Size) -> Task:
+    """The matrix product that stands for what the machine can do."""
+    a, b = torch.randn(2, size.product, size.product)
+
+    def task() -> Tensor:
+        return a @ b
+
+    return counted(task, task)
+
+
 def nll(size: Size, flow: str, samples: int | None = None) -> Task:
     """log p(x) of one image."""
     model, x = build(size, flow).eval(), images(size, 1)
@@ -126,5 +157,5 @@ def epoch(size: Size, flow: str, data: str) -> Task:
 
 
 TASKS: dict[str, Callable[..., Task]] = {
-    task.__name__: task for task in (training, nll, flow, polar, householder, epoch)
+    task.__name__: task for task in (training, nll, flow, polar, householder, epoch, product, decoder, counted_training)
 }

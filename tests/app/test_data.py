@@ -223,16 +223,12 @@ class TestBadFiles:
         with pytest.raises(DataError, match=r"Expected chardata\.mat.*found neither: download it from https"):
             load("omniglot", data_dir=tmp_path)
 
-    @pytest.mark.parametrize(
-        "damage", [lambda data: data[:-1], lambda data: data[:-1] + b"0", lambda data: b""]
-    )
+    @pytest.mark.parametrize("damage", [lambda data: data[:-1], lambda data: data[:-1] + b"0", lambda data: b""])
     def test_wrong_checksum(self, tmp_path, damage):
         entry, _ = small_mnist(tmp_path / "data")
         path = tmp_path / "data" / "binarized_mnist_valid.amat"
         path.write_bytes(damage(path.read_bytes()))
-        with pytest.raises(
-            DataError, match=r"binarized_mnist_valid\.amat to have the checksum sha256:.*; got"
-        ):
+        with pytest.raises(DataError, match=r"binarized_mnist_valid\.amat to have the checksum sha256:.*; got"):
             load(entry, data_dir=tmp_path / "data")
         report = check(entry, data_dir=tmp_path / "data")
         assert [file.ok for file in report.files] == [True, False, True]
@@ -259,9 +255,7 @@ class TestBadFiles:
         with pytest.raises(DataError, match=message):
             load(entry, data_dir=tmp_path / "data")
 
-    @pytest.mark.parametrize(
-        "text", [b"", b"0 1 0\n", b"0 1 2 0\n", b"0,1,0,1\n", b"0 1 0 1 ", b"0 1\n0 1\n"]
-    )
+    @pytest.mark.parametrize("text", [b"", b"0 1 0\n", b"0 1 2 0\n", b"0,1,0,1\n", b"0 1 0 1 ", b"0 1\n0 1\n"])
     def test_other_text(self, tmp_path, text):
         entry = small("mnist", tmp_path / "data", [text] * 3, image=(1, 2, 2), splits=(1, 1, 1))
         with pytest.raises(DataError, match="Expected rows of 4 digits"):
@@ -376,9 +370,7 @@ class TestDownload:
 
     def test_no_connection(self, tmp_path):
         entry, _ = small_mnist(tmp_path / "remote", url="http://127.0.0.1:1")
-        with pytest.raises(
-            DataError, match=r"http://127\.0\.0\.1:1/.*; got no connection to the server: try"
-        ):
+        with pytest.raises(DataError, match=r"http://127\.0\.0\.1:1/.*; got no connection to the server: try"):
             load(entry)
 
 
@@ -407,9 +399,7 @@ class TestOwnImages:
             (GREY / 300, {"likelihood": "gaussian"}, "gaussian", GREY / 300),
         ],
     )
-    def test_likelihood_follows_from_the_values_or_is_stored(
-        self, tmp_path, images, stored, likelihood, values
-    ):
+    def test_likelihood_follows_from_the_values_or_is_stored(self, tmp_path, images, stored, likelihood, values):
         path = self.saved(tmp_path, images, **stored)
         dataset = load(path)
         assert dataset.likelihood == likelihood

@@ -84,13 +84,11 @@ def _check_shapes(raw: dict[str, NDArray]) -> None:
             raise DataError(f"Expected at least one image in {split}; got the shape {images.shape}.")
         if images.shape[1:] != raw["train"].shape[1:]:
             raise DataError(
-                f"Expected images of one size; got {raw['train'].shape[1:]} in train "
-                f"and {images.shape[1:]} in {split}."
+                f"Expected images of one size; got {raw['train'].shape[1:]} in train and {images.shape[1:]} in {split}."
             )
         if images.dtype != raw["train"].dtype:
             raise DataError(
-                f"Expected arrays of one dtype; got {raw['train'].dtype} in train "
-                f"and {images.dtype} in {split}."
+                f"Expected arrays of one dtype; got {raw['train'].dtype} in train and {images.dtype} in {split}."
             )
     height, width = raw["train"].shape[-2:]
     if height % 4 or width % 4:
@@ -144,9 +142,7 @@ def _scalar(archive: dict[str, NDArray], name: str, *, default: Any, dtype_kinds
         return default
     value = archive[name]
     if value.size != 1 or value.dtype.kind not in dtype_kinds:
-        raise DataError(
-            f"Expected {name} to be one value; got an array of shape {value.shape}, {value.dtype}."
-        )
+        raise DataError(f"Expected {name} to be one value; got an array of shape {value.shape}, {value.dtype}.")
     return value.item()
 
 

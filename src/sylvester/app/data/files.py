@@ -38,13 +38,9 @@ class Content:
             if path.suffix == ".gz":
                 data = gzip.decompress(data)
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-            raise DataError(
-                f"Expected a gzipped file at {path}; got a damaged or truncated one ({error})."
-            ) from error
+            raise DataError(f"Expected a gzipped file at {path}; got a damaged or truncated one ({error}).") from error
         except OSError as error:
-            raise DataError(
-                f"Expected a readable file at {path}; got the error {error.strerror or error}."
-            ) from error
+            raise DataError(f"Expected a readable file at {path}; got the error {error.strerror or error}.") from error
         return cls(path, data, hashlib.sha256(data).hexdigest())
 
     def checksum_like(self, expected: str) -> str:
@@ -81,9 +77,7 @@ def read(file: File, folder: Path) -> Content:
     path = find(file, folder)
     if path is None:
         how = f"download it from {file.url}" if file.url else "copy it"
-        raise DataError(
-            f"Expected {file.name}, plain or .gz, in {folder}; found neither: {how} into that folder."
-        )
+        raise DataError(f"Expected {file.name}, plain or .gz, in {folder}; found neither: {how} into that folder.")
     return Content.read(path)
 
 

@@ -19,9 +19,7 @@ def amat(data: bytes, pixels: int) -> NDArray[np.uint16]:
     """
     zeros = np.frombuffer(b"0 " * (pixels - 1) + b"0\n", dtype="<u2")
     if not data or len(data) % zeros.nbytes:
-        raise DataError(
-            f"Expected rows of {pixels} digits separated by blanks; got {len(data)} bytes, not whole rows."
-        )
+        raise DataError(f"Expected rows of {pixels} digits separated by blanks; got {len(data)} bytes, not whole rows.")
     rows = np.frombuffer(data, dtype="<u2").reshape(-1, pixels) ^ zeros
     if rows.max() > 1:
         raise DataError(f"Expected rows of {pixels} digits 0 or 1 separated by blanks; got other text.")

@@ -177,9 +177,7 @@ def _resolve(name: Name) -> Entry | Path:
         return path
     near = difflib.get_close_matches(str(name), CATALOGUE, n=1)
     hint = f": did you mean {near[0]!r}?" if near else "."
-    raise DataError(
-        f"Expected one of {', '.join(CATALOGUE)}, or the path of an .npz archive; got {str(name)!r}{hint}"
-    )
+    raise DataError(f"Expected one of {', '.join(CATALOGUE)}, or the path of an .npz archive; got {str(name)!r}{hint}")
 
 
 def _dataset(entry: Entry, place: _Place, contents: Sequence[files.Content], seed: int) -> Dataset:
@@ -187,15 +185,11 @@ def _dataset(entry: Entry, place: _Place, contents: Sequence[files.Content], see
         arrays = entry.read(entry, [content.data for content in contents], seed)
         for split, images, count in zip(SPLITS, arrays, entry.splits, strict=True):
             if images.shape != (count, *entry.image):
-                raise DataError(
-                    f"Expected {split} images of shape {(count, *entry.image)}; got {images.shape}."
-                )
+                raise DataError(f"Expected {split} images of shape {(count, *entry.image)}; got {images.shape}.")
     except DataError as error:
         paths = ", ".join(str(content.path) for content in contents)
         raise DataError(f"Cannot use {paths}: {error}") from error
-    train, valid, test = (
-        torch.from_numpy(np.ascontiguousarray(images, dtype=np.float32)) for images in arrays
-    )
+    train, valid, test = (torch.from_numpy(np.ascontiguousarray(images, dtype=np.float32)) for images in arrays)
     return Dataset(
         name=entry.name,
         train=train,
@@ -203,9 +197,7 @@ def _dataset(entry: Entry, place: _Place, contents: Sequence[files.Content], see
         test=test,
         likelihood=entry.likelihood,
         dynamic=entry.dynamic,
-        sha256={
-            file.name: content.sha256 for file, content in zip(place.variant.files, contents, strict=True)
-        },
+        sha256={file.name: content.sha256 for file, content in zip(place.variant.files, contents, strict=True)},
         source=place.source,
     )
 
