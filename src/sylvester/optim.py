@@ -1,7 +1,7 @@
 """Adamax, in pieces that stay in the cache.
 
-The hypernetwork of a Sylvester flow has tens of millions of weights, and torch's Adamax passes over all of them once per
-operation. On the CPU the same operations on a piece at a time read and write memory once.
+The hypernetwork of a Sylvester flow has tens of millions of weights, and torch's Adamax passes over all of them once
+for every operation. On the CPU the same operations on a piece at a time read and write memory once.
 """
 
 from __future__ import annotations
