@@ -201,3 +201,11 @@ def test_a_failing_contestant_is_an_error_in_one_sentence():
 def test_what_cannot_be_measured_is_refused(only, options):
     with pytest.raises(ValueError, match=r"Expected .*; got"):
         suite.measure(only, **options)
+
+
+def test_the_command_refuses_what_it_does_not_know_in_one_sentence():
+    command = [sys.executable, "-m", "sylvester", "bench", "--only", "everything"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "\n" not in done.stderr.strip()
+    assert "Expected groups among training" in done.stderr
