@@ -23,8 +23,8 @@ from typing import Any
 from benchmarks.sizes import Size
 from benchmarks.workloads import Job, Workload
 
-# A row that has taken so many seconds is content with the fewest repetitions.
-_ENOUGH_SECONDS, _FEWEST = 20.0, 3
+# A row that has taken so many seconds is content with so many repetitions.
+_ENOUGH = ((20.0, 3), (60.0, 1))
 
 Progress = Callable[[str], None]
 
@@ -139,7 +139,8 @@ def _timed(workload: Workload, size: Size, process: Callable[[str], Contestant],
             seconds = side.ask(time=built[i]["job"])["seconds"]
             if repetition:  # the first is to warm up
                 best[i] = min(best[i], seconds)
-        if repetition >= _FEWEST and time.perf_counter() - started > _ENOUGH_SECONDS:
+        elapsed = time.perf_counter() - started
+        if any(elapsed > enough and repetition >= fewest for enough, fewest in _ENOUGH):
             break
     for side in sides:
         side.ask(forget=True)
