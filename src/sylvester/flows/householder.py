@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Transform
 
-from sylvester.flows.base import AmortizedSteps, Family, each_step, nudge
+from sylvester.flows.base import AmortizedSteps, Family, nudge
 from sylvester.flows.hypernetwork import Output
 from sylvester.transforms import HouseholderTransform
 
@@ -23,15 +23,22 @@ class HouseholderSteps(AmortizedSteps):
         self.register_buffer("first", first)
 
     def bind(self, raw: dict[str, Tensor]) -> list[Transform]:
-        return [HouseholderTransform(torch.stack([self.first.expand_as(v), v], -2)) for v in each_step(1, raw["v"])]
+        v = raw["v"]  # (*, K, D)
+        steps = v.shape[-2]
+        # Every second vector, counted from the last, stands behind an odd number of flips.
+        flipped = torch.arange(steps, device=v.device).flip(0)[:, None] % 2 == 1
+        v = torch.where(flipped, v * (1 - 2 * self.first), v)
+        if steps % 2:
+            v = torch.cat([self.first.expand_as(v[..., :1, :]), v], -2)
+        return [HouseholderTransform(v)]
 
 
 class Householder(Family):
     """K steps z' = H_v H_1 z, where H_1 flips the first coordinate and v is learned.
 
-    One reflection is never near the identity; two in nearly the same direction are. Since H_1 H_v H_1 is again a
-    reflection, K such steps are K learned reflections after at most one flip of the base, which its mean absorbs: the
-    same family of distributions.
+    One reflection is never near the identity; two in nearly the same direction are. Since H_1 H_v H_1 is the reflection
+    in H_1 v, the K steps are K learned reflections after at most one flip of the base, which its mean absorbs: the
+    same family of distributions. They are one product, and so one transform.
     """
 
     make_steps = HouseholderSteps
