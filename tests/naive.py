@@ -184,21 +184,14 @@ def coupling(net, context, steps):
     return forward
 
 
-NETWORKS = {
-    "GatedSteps": autoregressive,
-    "ShiftSteps": autoregressive,
-    "InverseAffineSteps": inverse_autoregressive,
-    "AdditiveSteps": coupling,
-    "AffineSteps": coupling,
-}
-
-
 def steps_of(group, context):
     name = type(group).__name__
     if name in AMORTIZED:
         return [AMORTIZED[name](raw, k) for k, raw in enumerate(raw_parameters(group.hypernetwork, context))]
     shared = raw_parameters(group.hypernetwork, context)[0]["context"] if group.hypernetwork is not None else None
-    return [NETWORKS[name](net, shared, group) for net in group.nets]
+    networks = {"CouplingSteps": coupling, "AutoregressiveSteps": autoregressive}
+    make = inverse_autoregressive if getattr(group, "inverse", False) else networks[name]
+    return [make(net, shared, group) for net in group.nets]
 
 
 def sample_and_log_prob(flow, context, noise):

@@ -10,17 +10,23 @@ from cases import redraw
 
 from sylvester import flows
 
-pytestmark = [
-    pytest.mark.usefixtures("float64"),
-    pytest.mark.filterwarnings("ignore::FutureWarning"),
-    pytest.mark.skipif(
-        not (shutil.which("g++") or shutil.which("clang++")), reason="torch.compile needs a C++ compiler"
-    ),
+pytestmark = [pytest.mark.usefixtures("float64"), pytest.mark.filterwarnings("ignore::FutureWarning")]
+
+needs_compiler = pytest.mark.skipif(
+    not (shutil.which("g++") or shutil.which("clang++")), reason="Inductor needs a C++ compiler"
+)
+# Capturing the graph, forward and backward, takes a second or two; generating code for it many more.
+CASES = [pytest.param(name, "aot_eager") for name in flows.FAMILIES]
+CASES += [
+    pytest.param(
+        name, "inductor", marks=[needs_compiler, *([] if name == "orthogonal-sylvester" else [pytest.mark.slow])]
+    )
+    for name in flows.FAMILIES
 ]
 
 
-@pytest.mark.parametrize("name", flows.FAMILIES)
-def test_compiled_and_eager_agree(name):
+@pytest.mark.parametrize(("name", "backend"), CASES)
+def test_compiled_and_eager_agree(name, backend):
     flow = redraw(flows.FAMILIES[name](5, 3, 2), 1.0)
     noise = torch.randn(6, 4, 5)
 
@@ -35,5 +41,5 @@ def test_compiled_and_eager_agree(name):
         return z, log_q, h.grad, [parameter.grad.clone() for parameter in flow.parameters()]
 
     torch._dynamo.reset()
-    compiled = values_and_gradients(torch.compile(run, fullgraph=True))
+    compiled = values_and_gradients(torch.compile(run, fullgraph=True, backend=backend))
     torch.testing.assert_close(compiled, values_and_gradients(run))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Literal, get_args
 
 import torch
@@ -30,6 +31,7 @@ class AutoregressiveSteps(MaskedSteps):
         transforms: int,
         *,
         kind: Kind,
+        inverse: bool = False,
         order: Order = "paired",
         gate_floor: float = 1e-3,
         hidden_features: int | Sequence[int] | None = None,
@@ -42,28 +44,11 @@ class AutoregressiveSteps(MaskedSteps):
         positions = [natural.flip(0) if turn else natural for turn in turned]
         gate, scale = kind == "gated", kind != "shift"
         super().__init__(positions, context, hidden_features=hidden_features, scale=scale, gate=gate, **options)
-        self.kind, self.gate_floor = kind, gate_floor
+        self.kind, self.inverse, self.gate_floor = kind, inverse, gate_floor
 
     def step(self, net: MaskedNet, conditioner: Conditioner) -> Transform:
-        return AutoregressiveTransform(conditioner, self.kind, order=net.position, gate_floor=self.gate_floor)
-
-
-class GatedSteps(AutoregressiveSteps):
-    def __init__(self, features: int, context: int, transforms: int, **options: Any):
-        super().__init__(features, context, transforms, kind="gated", **options)
-
-
-class ShiftSteps(AutoregressiveSteps):
-    def __init__(self, features: int, context: int, transforms: int, **options: Any):
-        super().__init__(features, context, transforms, kind="shift", **options)
-
-
-class InverseAffineSteps(AutoregressiveSteps):
-    def __init__(self, features: int, context: int, transforms: int, **options: Any):
-        super().__init__(features, context, transforms, kind="affine", **options)
-
-    def step(self, net: MaskedNet, conditioner: Conditioner) -> Transform:
-        return super().step(net, conditioner).inv
+        step = AutoregressiveTransform(conditioner, self.kind, order=net.position, gate_floor=self.gate_floor)
+        return step.inv if self.inverse else step
 
 
 class IAF(Family):
@@ -73,13 +58,13 @@ class IAF(Family):
     ``gate_floor`` (0 is the paper's). Sampling takes one pass a step, ``log_prob`` of a new point D.
     """
 
-    make_steps = GatedSteps
+    make_steps = partial(AutoregressiveSteps, kind="gated")
 
 
 class MeanOnlyIAF(Family):
     """z' = z + μ(z): an inverse autoregressive flow that preserves volume. Options as for :class:`IAF`."""
 
-    make_steps = ShiftSteps
+    make_steps = partial(AutoregressiveSteps, kind="shift")
 
 
 class MAF(Family):
@@ -88,4 +73,4 @@ class MAF(Family):
     Options: ``hidden_features`` and ``order``, as for :class:`IAF`.
     """
 
-    make_steps = InverseAffineSteps
+    make_steps = partial(AutoregressiveSteps, kind="affine", inverse=True)

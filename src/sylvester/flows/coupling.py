@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -47,23 +48,13 @@ class CouplingSteps(MaskedSteps):
         return CouplingTransform(conditioner, net.position == 0, self.kind)
 
 
-class AdditiveSteps(CouplingSteps):
-    def __init__(self, features: int, context: int, transforms: int, **options: Any):
-        super().__init__(features, context, transforms, kind="shift", **options)
-
-
-class AffineSteps(CouplingSteps):
-    def __init__(self, features: int, context: int, transforms: int, **options: Any):
-        super().__init__(features, context, transforms, kind="affine", **options)
-
-
 class NICE(Family):
     """Additive couplings, volume preserving; one pass in both directions. Option: ``hidden_features``."""
 
-    make_steps = AdditiveSteps
+    make_steps = partial(CouplingSteps, kind="shift")
 
 
 class RealNVP(Family):
     """Affine couplings; one pass in both directions. Option: ``hidden_features``."""
 
-    make_steps = AffineSteps
+    make_steps = partial(CouplingSteps, kind="affine")
