@@ -199,7 +199,14 @@ def read_toml(path: Path) -> dict[str, Any]:
 def _one_of(what: str, value: Any, choices: Collection[str], alternative: str = "") -> str:
     if value in choices:
         return str(value)
-    near = difflib.get_close_matches(str(value), choices, n=1, cutoff=0.5)
+
+    def likeness(choice: str) -> float:
+        """Of the whole name or, as long ones are abbreviated, of its beginning."""
+        return max(
+            difflib.SequenceMatcher(None, str(value), part).ratio() for part in (choice, choice[: len(str(value))])
+        )
+
+    near = max(choices, key=likeness)
     listing = f"{', '.join(choices)} {alternative}".strip()
-    hint = f"; did you mean {near[0]!r}?" if near else ""
+    hint = f"; did you mean {near!r}?" if likeness(near) >= 0.5 else ""
     raise ConfigError(f"Expected {what} to be one of {listing}; got {value!r}{hint}")
