@@ -8,6 +8,7 @@ see the context alone.
 from __future__ import annotations
 
 import itertools
+import math
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 
@@ -47,8 +48,8 @@ class MaskedNet(nn.Module):
         hidden_features: widths of the hidden layers; the context is added to the first.
         scale: whether there is a raw scale beside the shift.
         lowest_degree: of the hidden units; above 0, none of them sees the context alone.
-        identity: how far from the identity the step may be at the start; None for torch's default.
-        gate: whether the raw scale is that of a gate, which is open (1) rather than closed (0) at the identity.
+        shrink: a factor of the last layer's initial weights, whose default is torch's.
+        scale_bias: what is added to the initial bias of the raw scale.
     """
 
     position: Tensor
@@ -60,8 +61,8 @@ class MaskedNet(nn.Module):
         *,
         scale: bool,
         lowest_degree: int = 0,
-        identity: float | None = None,
-        gate: bool = False,
+        shrink: float = 1.0,
+        scale_bias: float = 0.0,
     ):
         super().__init__()
         self.register_buffer("position", position, persistent=False)
@@ -72,17 +73,11 @@ class MaskedNet(nn.Module):
         masks += [after[:, None] >= before for before, after in itertools.pairwise(degrees)]
         masks += [position.repeat(1 + scale)[:, None] >= degrees[-1]]
         self.layers = nn.ModuleList([MaskedLinear(mask) for mask in masks])
-        self._start(identity, gate)
-
-    @torch.no_grad()
-    def _start(self, identity: float | None, gate: bool) -> None:
-        last, features = self._layers()[-1], len(self.position)
-        if identity is not None:
-            last.weight.mul_(identity / features**0.5)
-            last.bias.mul_(identity / features**0.5)
-        if gate:
-            # The paper's gate bias is 1. At the identity the gates are open but for what the steps may do.
-            last.bias[features:] += 1.0 if identity is None else -torch.tensor(identity / (2 * features)).logit()
+        with torch.no_grad():
+            last = self._layers()[-1]
+            last.weight.mul_(shrink)
+            last.bias.mul_(shrink)
+            last.bias[len(position) :] += scale_bias
 
     def _layers(self) -> list[MaskedLinear]:
         return [layer for layer in self.layers if isinstance(layer, MaskedLinear)]
@@ -122,9 +117,15 @@ class MaskedSteps(Steps):
     ):
         super().__init__()
         widths = _hidden_widths(hidden_features, len(positions[0]))
-        identity = nudge(len(positions)) if init == "identity" else None
+        count, features = len(positions), len(positions[0])
+        shrink, scale_bias = 1.0, 1.0 if gate else 0.0  # the paper's gate bias is 1
+        if init == "identity" and gate:
+            # Open but for a share that the Gaussian start just allows: a gate learns in proportion to it.
+            scale_bias = math.log(count * features**0.5 / 5e-4)
+        elif init == "identity":
+            shrink = nudge(count) / features**0.5
         self.nets = nn.ModuleList(
-            MaskedNet(position, widths, scale=scale, lowest_degree=lowest_degree, identity=identity, gate=gate)
+            MaskedNet(position, widths, scale=scale, lowest_degree=lowest_degree, shrink=shrink, scale_bias=scale_bias)
             for position in positions
         )
         table = {"context": Output((widths[0],))}
