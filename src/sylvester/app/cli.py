@@ -312,7 +312,7 @@ class TrainingBar:
             TextColumn("epoch {task.fields[epoch]}/{task.fields[epochs]}"),
             BarColumn(bar_width=None),
             TextColumn("{task.fields[figures]}"),
-            TimeRemainingColumn(),
+            TimeRemainingColumn(compact=True),  # all of it fits 80 columns
             console=messages,
             disable=self.quiet,
         )
@@ -327,12 +327,12 @@ class TrainingBar:
     def show(self, progress: training.Progress) -> None:
         figures = progress.figures
         if progress.valid is not None:
-            self.valid = f", validation −ELBO {progress.valid['neg_elbo']:.2f}"
+            self.valid = f", valid. {progress.valid['neg_elbo']:.2f}"
         self.bar.update(
             self.task,
             completed=progress.epoch - 1 + progress.batch / progress.batches,
             epoch=progress.epoch,
-            figures=f"−ELBO {figures['neg_elbo']:.2f} = reconstruction {figures['reconstruction']:.2f}"
+            figures=f"−ELBO {figures['neg_elbo']:.2f} = recon. {figures['reconstruction']:.2f}"
             f" + KL {figures['kl']:.2f}{self.valid}",
         )
 
