@@ -112,22 +112,30 @@ def _broadcast_s(p: Tensor, s: Tensor) -> Tensor:
 def _lyapunov_value(p: Tensor, s: Tensor) -> Tensor:
     """Smith's method, doubled: with K = (P + μI)⁻¹ and C = (P − μI)K, the equation reads X = C X C + 2μ K S K, whose
     solution is the sum of Cⁿ (2μ K S K) Cⁿ; n doubles with every pass. For any μ > 0, C has eigenvalues within ±1."""
+    shape = torch.broadcast_shapes(p.shape, s.shape)
+    if shape[len(shape) - p.dim() :] != p.shape:
+        p = p.expand(shape)
     identity = torch.eye(p.shape[-1], dtype=p.dtype, device=p.device)
     mu = 0.7 * p.diagonal(dim1=-2, dim2=-1).mean(-1)[..., None, None]
-    k, failed = torch.linalg.inv_ex(p + mu * identity)
+    factor, failed = torch.linalg.cholesky_ex(p + mu * identity)
+    k = torch.cholesky_inverse(torch.where((failed != 0)[..., None, None], identity, factor))
     c = identity - 2 * mu * k
-    x = k @ (2 * mu * s) @ k
+    # Right-hand sides that share a P are solved one after another: broadcast products would copy K and C.
+    sides = s.expand(shape).reshape(-1, *p.shape).unbind(0)
+    xs = [k @ (2 * mu * side) @ k for side in sides]
     for _ in range(_DOUBLINGS):
-        x = x + c @ x @ c
+        xs = [x + c @ x @ c for x in xs]
         c = c @ c
         # What is left of the sum is about |C|² of what is there.
         left = torch.linalg.matrix_norm(c).square()
         stray = ~(left <= torch.finfo(p.dtype).eps) | (failed != 0)
         if not stray.any():
-            return x
-    exact = _lyapunov_by_eigenvectors(p[stray], s.expand_as(x)[..., stray, :, :])
-    mask = stray[..., None, None].expand_as(x)
-    return x.masked_scatter(mask, exact)
+            break
+    else:
+        exact = [_lyapunov_by_eigenvectors(p[stray], side[stray]) for side in sides]
+        mask = stray[..., None, None].expand_as(p)
+        xs = [x.masked_scatter(mask, solved) for x, solved in zip(xs, exact, strict=True)]
+    return torch.stack(xs).reshape(shape)
 
 
 def _lyapunov_by_eigenvectors(p: Tensor, s: Tensor) -> Tensor:
