@@ -141,6 +141,7 @@ REFUSED = {
     "transforms": (lambda: flows.Planar(2, transforms=0), "integer transforms >= 1; got 0"),
     "context size": (lambda: flows.Planar(2, -1), "integer context >= 0; got -1"),
     "init": (lambda: flows.Planar(2, init="zeros"), "init in ('identity', 'torch'); got 'zeros'"),
+    "gaussian init": (lambda: flows.Gaussian(2, init="zeros"), "init in ('identity', 'torch'); got 'zeros'"),
     "masked init": (lambda: flows.IAF(2, init="zeros"), "init in ('identity', 'torch'); got 'zeros'"),
     "context given": (
         lambda: flows.Planar(2)(torch.zeros(3)),

@@ -176,15 +176,21 @@ class Family(Flow):
         variance_bounds: tuple[float, float] | None = None,
         **options: Any,
     ):
-        check_at_least(1, features=features, transforms=transforms)
-        check_at_least(0, context=context)
-        if init not in get_args(Init):
-            raise ValueError(f"Expected init in {get_args(Init)}; got {init!r}")
+        check_common(features, context, init)
+        check_at_least(1, transforms=transforms)
         base = DiagonalGaussian(features, context, hyper_features=hyper_features, variance_bounds=variance_bounds)
         steps = type(self).make_steps(
             features, context, transforms, init=init, hyper_features=hyper_features, **options
         )
         self._assemble(base, [steps])
+
+
+def check_common(features: int, context: int, init: Init) -> None:
+    """What every family asks of the arguments that all of them take."""
+    check_at_least(1, features=features)
+    check_at_least(0, context=context)
+    if init not in get_args(Init):
+        raise ValueError(f"Expected init in {get_args(Init)}; got {init!r}")
 
 
 def check_at_least(least: int, **values: int) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sylvester.flows.base import DiagonalGaussian, Flow, check_at_least
+from sylvester.flows.base import DiagonalGaussian, Flow, check_common
 from sylvester.flows.hypernetwork import Init
 
 
@@ -21,7 +21,6 @@ class Gaussian(Flow):
         hyper_features: Sequence[int] = (),
         variance_bounds: tuple[float, float] | None = None,
     ):
-        check_at_least(1, features=features)
-        check_at_least(0, context=context)
+        check_common(features, context, init)
         base = DiagonalGaussian(features, context, hyper_features=hyper_features, variance_bounds=variance_bounds)
         self._assemble(base, [])

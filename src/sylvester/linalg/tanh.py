@@ -59,8 +59,8 @@ class _SolveTanh(torch.autograd.Function):
 
 
 def _jacobian(t: Tensor, h: Tensor) -> Tensor:
-    """I + T diag(tanh'), where h = tanh(a): (*, M, M)."""
-    return t.triu() * (1 - h * h).unsqueeze(-2) + torch.eye(t.shape[-1], dtype=t.dtype, device=t.device)
+    """I + T diag(tanh'), where h = tanh(a): (*, M, M). Triangular solves read its upper triangle alone."""
+    return t * (1 - h * h).unsqueeze(-2) + torch.eye(t.shape[-1], dtype=t.dtype, device=t.device)
 
 
 def _broadcast_c(t: Tensor, c: Tensor) -> Tensor:

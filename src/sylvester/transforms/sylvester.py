@@ -12,8 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sylvester.linalg import OrthonormalOperator, as_operator, matvec, solve_tanh
-from sylvester.linalg.operators import Dense
+from sylvester.linalg import Dense, OrthonormalOperator, as_operator, matvec, solve_tanh
 from sylvester.transforms.base import FlowTransform, batch_shape_of
 
 
