@@ -1,7 +1,8 @@
 """The paper's encoder and decoder (appendix A): gated convolutions, (W * x + b) ⊙ σ(V * x + c).
 
 W and V are one convolution of twice the width, and everything runs in the channels-last layout, which the
-CPU's and the GPU's convolutions prefer: the weights are stored so and the activations follow.
+CPU's and the GPU's convolutions prefer: the weights are stored so and the activations follow. On a CPU, layers that
+keep the size of the map are products in the frequency domain (`spectral`).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Distribution
 
-from sylvester.vae import likelihoods
+from sylvester.vae import likelihoods, spectral
 
 Architecture = Literal["paper", "released"]
 Likelihood = Literal["bernoulli", "categorical", "gaussian"]
@@ -48,19 +49,82 @@ class Gated(nn.Module, ABC):
             bias.copy_(torch.cat([half.bias for half in halves if half.bias is not None]))
 
     @abstractmethod
-    def convolve(self, x: Tensor) -> Tensor:
-        """``self.convolution(x)``, by whatever way is fastest."""
-
     def forward(self, x: Tensor) -> Tensor:
-        # Along the last axis of the channels-last view: glu(dim=1) has a backward that loses the layout.
-        return nn.functional.glu(self.convolve(x).movedim(1, -1), dim=-1).movedim(-1, 1)
+        """``self.convolution(x)``, gated, by whatever way is fastest."""
+
+
+def gate(y: Tensor) -> Tensor:
+    """On the last axis, where channels lie side by side: glu over another has a backward that loses the layout."""
+    return nn.functional.glu(y, dim=-1)
 
 
 class GatedConv(Gated):
     """The general case, for convolutions and transposed ones."""
 
-    def convolve(self, x: Tensor) -> Tensor:
-        return self.convolution(x)
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.convolution(x.contiguous(memory_format=torch.channels_last))
+        return gate(y.movedim(1, -1)).movedim(-1, 1)
+
+
+class GatedSame(GatedConv):
+    """A kernel of odd size with stride 1, on maps of given ``sides`` that it keeps."""
+
+    def __init__(
+        self,
+        kind: type[nn.Conv2d] | type[nn.ConvTranspose2d],
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int,
+        sides: tuple[int, int],
+    ) -> None:
+        super().__init__(kind, in_channels, out_channels, kernel_size, padding=kernel_size // 2)
+        self.same = same(self.convolution, sides)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.same is None or not spectral.applies(x):
+            return super().forward(x)
+        return spectral.batched_first(gate(convolve_same(self.same, self.convolution, x)))
+
+
+class SameConv(nn.Conv2d):
+    """`GatedSame` without a gate."""
+
+    def __init__(self, in_channels: int, out_channels: int, kernel_size: int, sides: tuple[int, int]) -> None:
+        super().__init__(in_channels, out_channels, kernel_size, padding=kernel_size // 2)
+        self.same = same(self, sides)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.same is None or not spectral.applies(x):
+            return super().forward(x)
+        return spectral.batched_first(convolve_same(self.same, self, x))
+
+
+def same(convolution: nn.Conv2d | nn.ConvTranspose2d, sides: tuple[int, int]) -> spectral.SameConvolution | None:
+    """The way through the frequency domain, where it pays."""
+    channels, kernel = (convolution.in_channels, convolution.out_channels), convolution.kernel_size[0]
+    if not spectral.pays(*channels, sides, kernel):
+        return None
+    return spectral.SameConvolution(sides, kernel, correlate=not convolution.transposed)
+
+
+def convolve_same(way: spectral.SameConvolution, convolution: nn.Conv2d | nn.ConvTranspose2d, x: Tensor) -> Tensor:
+    """``convolution(x)`` as (H, W, B, C')."""
+    # Torch stores (C', C, k, k), and of transposed convolutions (C, C', k, k).
+    order = (2, 3, 0, 1) if convolution.transposed else (2, 3, 1, 0)
+    return way(spectral.batched_last(x), convolution.weight.permute(order)) + convolution.bias
+
+
+class PointConv(nn.Conv2d):
+    """A kernel of one point: a matrix product."""
+
+    def __init__(self, in_channels: int, out_channels: int) -> None:
+        super().__init__(in_channels, out_channels, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not spectral.applies(x):
+            return super().forward(x)
+        y = nn.functional.linear(spectral.batched_last(x), self.weight.flatten(1), self.bias)
+        return spectral.batched_first(y)
 
 
 class GatedCollapse(Gated):
@@ -72,10 +136,10 @@ class GatedCollapse(Gated):
     def __init__(self, in_channels: int, out_channels: int, kernel_size: tuple[int, int]) -> None:
         super().__init__(nn.Conv2d, in_channels, out_channels, kernel_size)
 
-    def convolve(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         weight = self.convolution.weight.movedim(1, -1).flatten(1)  # (C', H·W·C), a view in channels-last
         y = nn.functional.linear(x.movedim(1, -1).flatten(1), weight, self.convolution.bias)
-        return y[:, :, None, None]
+        return gate(y)[:, :, None, None]
 
 
 class GatedSpread(Gated):
@@ -84,10 +148,10 @@ class GatedSpread(Gated):
     def __init__(self, in_channels: int, out_channels: int, kernel_size: tuple[int, int]) -> None:
         super().__init__(nn.ConvTranspose2d, in_channels, out_channels, kernel_size)
 
-    def convolve(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         weight = self.convolution.weight.movedim(1, -1)  # (C, H, W, C')
         y = (x.flatten(1) @ weight.flatten(1)).unflatten(1, weight.shape[1:]) + self.convolution.bias
-        return y.movedim(-1, 1)
+        return gate(y).movedim(-1, 1)
 
 
 class GatedConvEncoder(nn.Module):
@@ -101,15 +165,15 @@ class GatedConvEncoder(nn.Module):
         super().__init__()
         if architecture not in ("paper", "released"):
             raise ValueError(f"Expected architecture 'paper' or 'released'; got {architecture!r}")
-        channels, quarter = _quartered(shape)
+        channels, (whole, half, quarter) = _sides(shape)
         self.shape, self.context = tuple(shape), context
         repeats = 2 if architecture == "paper" else 1
         self.layers = nn.Sequential(
-            GatedConv(nn.Conv2d, channels, 32, 5, padding=2),
+            GatedSame(nn.Conv2d, channels, 32, 5, whole),
             GatedConv(nn.Conv2d, 32, 32, 5, padding=2, stride=2),
-            GatedConv(nn.Conv2d, 32, 64, 5, padding=2),
+            GatedSame(nn.Conv2d, 32, 64, 5, half),
             GatedConv(nn.Conv2d, 64, 64, 5, padding=2, stride=2),
-            *(GatedConv(nn.Conv2d, 64, 64, 5, padding=2) for _ in range(repeats)),
+            *(GatedSame(nn.Conv2d, 64, 64, 5, quarter) for _ in range(repeats)),
             GatedCollapse(64, context, quarter),
         )
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # unknown to torch's stubs
@@ -117,7 +181,7 @@ class GatedConvEncoder(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if x.dim() != 4 or x.shape[1:] != self.shape:
             raise ValueError(f"Expected images of shape (B, {self.shape}); got {tuple(x.shape)}")
-        return self.layers(x.contiguous(memory_format=torch.channels_last)).flatten(1)
+        return self.layers(x).flatten(1)
 
 
 class GatedConvDecoder(nn.Module):
@@ -136,24 +200,24 @@ class GatedConvDecoder(nn.Module):
 
     def __init__(self, shape: Sequence[int], features: int = 64, *, likelihood: Likelihood = "bernoulli") -> None:
         super().__init__()
-        channels, quarter = _quartered(shape)
+        channels, (whole, half, quarter) = _sides(shape)
         self.shape, self.features, self.likelihood = tuple(shape), features, likelihood
         upsample = {"padding": 2, "stride": 2, "output_padding": 1}
         head: list[nn.Module]
         if likelihood == "categorical":
             width = LEVELS * channels
-            head = [nn.Conv2d(32, width, 5, padding=2), nn.Conv2d(width, width, 1)]
+            head = [SameConv(32, width, 5, whole), PointConv(width, width)]
         elif likelihood in ("bernoulli", "gaussian"):
-            head = [nn.Conv2d(32, channels, 1)]
+            head = [PointConv(32, channels)]
         else:
             raise ValueError(f"Expected likelihood 'bernoulli', 'categorical' or 'gaussian'; got {likelihood!r}")
         self.layers = nn.Sequential(
             GatedSpread(features, 64, quarter),
-            GatedConv(nn.ConvTranspose2d, 64, 64, 5, padding=2),
+            GatedSame(nn.ConvTranspose2d, 64, 64, 5, quarter),
             GatedConv(nn.ConvTranspose2d, 64, 32, 5, **upsample),
-            GatedConv(nn.ConvTranspose2d, 32, 32, 5, padding=2),
+            GatedSame(nn.ConvTranspose2d, 32, 32, 5, half),
             GatedConv(nn.ConvTranspose2d, 32, 32, 5, **upsample),
-            GatedConv(nn.ConvTranspose2d, 32, 32, 5, padding=2),
+            GatedSame(nn.ConvTranspose2d, 32, 32, 5, whole),
             *head,
         )
         if likelihood == "gaussian":
@@ -176,9 +240,9 @@ class GatedConvDecoder(nn.Module):
         return likelihoods.bernoulli(x, 3)
 
 
-def _quartered(shape: Sequence[int]) -> tuple[int, tuple[int, int]]:
-    """(C, H, W) to C and (H/4, W/4)."""
+def _sides(shape: Sequence[int]) -> tuple[int, tuple[tuple[int, int], ...]]:
+    """(C, H, W) to C and the sides (H, W) of maps at full, half and quarter size."""
     if len(shape) != 3 or min(shape) < 1 or shape[1] % 4 or shape[2] % 4:
         raise ValueError(f"Expected an image shape (C, H, W) whose sides are multiples of 4; got {tuple(shape)}")
     channels, height, width = shape
-    return channels, (height // 4, width // 4)
+    return channels, tuple((height // part, width // part) for part in (1, 2, 4))
