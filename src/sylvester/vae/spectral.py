@@ -29,7 +29,7 @@ _FEWEST = 16
 
 
 def applies(x: Tensor) -> bool:
-    """Whether this is the faster way for x (B, …): GPUs have ways of their own, and low precision needs the direct one."""
+    """Whether this is the faster way for x (B, …): GPUs have their own, low precision needs the direct one."""
     exact = x.dtype in (torch.float32, torch.float64) and not torch.is_autocast_enabled("cpu")
     return exact and x.device.type == "cpu" and len(x) >= _FEWEST
 
