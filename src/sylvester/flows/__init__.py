@@ -1,5 +1,6 @@
 """Amortized flows: ``flow(context)`` gives a :class:`~sylvester.distributions.FlowDistribution`."""
 
+from sylvester.allocator import keep_freed_memory
 from sylvester.flows.autoregressive import IAF, MAF, MeanOnlyIAF
 from sylvester.flows.base import AmortizedSteps, DiagonalGaussian, Flow, Inverted, Steps
 from sylvester.flows.coupling import NICE, RealNVP
@@ -48,3 +49,5 @@ __all__ = [
     "Steps",
     "TriangularSylvester",
 ]
+
+keep_freed_memory()

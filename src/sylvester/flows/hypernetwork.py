@@ -10,7 +10,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -82,12 +82,40 @@ class Hypernetwork(nn.Module):
             self.weight.uniform_(-bound, bound).mul_(spread.reshape(-1, 1))
 
     def forward(self, context: Tensor | None) -> dict[str, Tensor]:
-        flat: Tensor = self.bias
+        flat = self.bias.unflatten(0, (self.steps, self.outputs))  # (K, outputs)
         if self.weight is not None:
-            flat = nn.functional.linear(self.hidden(context), self.weight, self.bias)
-        flat = flat.unflatten(-1, (self.steps, self.outputs))
+            assert context is not None
+            hidden = self.hidden(context)
+            rows = hidden.reshape(-1, hidden.shape[-1])  # (B, E)
+            flat = _Linear.apply(rows, self.weight.unflatten(0, flat.shape), flat)
+            flat = flat.reshape(self.steps, *hidden.shape[:-1], self.outputs).movedim(0, -2)  # (*, K, outputs)
         parts = flat.split([row.size for row in self.table.values()], -1)
         return {
             name: part.unflatten(-1, row.shape) if row.shape else part.squeeze(-1)
             for (name, row), part in zip(self.table.items(), parts, strict=True)
         }
+
+
+class _Linear(torch.autograd.Function):
+    """Rows (B, E) through K linear layers, weights (K, O, E) and biases (K, O), to (K, B, O).
+
+    A product for each step is faster than one of K times the width, and leaves each step's outputs together. The
+    gradient is torch's, but for the order in which that of the weights is written: their own.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(rows: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        return torch.baddbmm(bias.unsqueeze(1), rows.expand(len(weight), -1, -1), weight.mT)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:
+        rows, weight, _ = inputs
+        ctx.save_for_backward(rows, weight)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        rows, weight = ctx.saved_tensors
+        grad_weight = torch.bmm(grad.mT, rows.expand(len(weight), -1, -1))
+        return torch.bmm(grad, weight).sum(0), grad_weight, grad.sum(1)

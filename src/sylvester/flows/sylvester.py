@@ -49,39 +49,64 @@ class SylvesterSteps(AmortizedSteps):
         """The K matrices Q."""
 
     def bind(self, raw: dict[str, Tensor]) -> list[Transform]:
-        packed = raw["packed"]
-        diagonals = [packed.diagonal(dim1=-2, dim2=-1), raw["raw_diagonal"]]
-        r, r_tilde = _Unpack.apply(packed, *(_DIAGONAL_BOUND * torch.tanh(diagonal) for diagonal in diagonals))
-        steps = zip(self.make_q(raw), each_step(2, r), each_step(2, r_tilde), each_step(1, raw["b"]), strict=True)
-        return [SylvesterTransform(*step, triangular=True) for step in steps]
+        r, r_tilde_t, rho = _Unpack.apply(raw["packed"], raw["raw_diagonal"])
+        steps = zip(
+            self.make_q(raw),
+            each_step(2, r),
+            (each.mT for each in each_step(2, r_tilde_t)),
+            each_step(1, raw["b"]),
+            each_step(1, rho),
+            strict=True,
+        )
+        return [SylvesterTransform(q, r, r_tilde, b, rho=rho) for q, r, r_tilde, b, rho in steps]
 
 
 class _Unpack(torch.autograd.Function):
-    """R and R̃ from their packed strict triangles and their diagonals.
+    """R, R̃ᵀ and the products of their diagonals, from the packed triangles and the second diagonal.
 
-    The matrices of a batch are large and the arithmetic is nothing: by hand, each is written once in either direction.
+    The matrices of a batch are large and the arithmetic is nothing: by hand, each is written once in either direction,
+    and in the order in which the steps read and differentiate it.
     """
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(packed: Tensor, r_diagonal: Tensor, r_tilde_diagonal: Tensor) -> tuple[Tensor, Tensor]:
-        r, r_tilde = packed.triu(1), packed.tril(-1).mT
-        r.diagonal(dim1=-2, dim2=-1).copy_(r_diagonal)
-        r_tilde.diagonal(dim1=-2, dim2=-1).copy_(r_tilde_diagonal)
-        return r, r_tilde
+    def forward(packed: Tensor, raw_diagonal: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        upper, lower = _strict_triangles(packed)
+        r, r_tilde_t = packed * upper, packed * lower
+        diagonal, diagonal_tilde = _bounded(_diagonal(packed)), _bounded(raw_diagonal)
+        _diagonal(r).copy_(diagonal)
+        _diagonal(r_tilde_t).copy_(diagonal_tilde)
+        return r, r_tilde_t, diagonal * diagonal_tilde
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, Tensor]) -> None:
-        pass
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: tuple[Tensor, ...]) -> None:
+        packed, raw_diagonal = inputs
+        ctx.save_for_backward(_diagonal(packed), raw_diagonal)
 
     @staticmethod
-    def backward(ctx: Any, grad_r: Tensor, grad_r_tilde: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        rank = grad_r.shape[-1]
-        index = torch.arange(rank, device=grad_r.device)
-        grad = torch.where(index[:, None] < index, grad_r, grad_r_tilde.mT)
-        grad.diagonal(dim1=-2, dim2=-1).zero_()
-        return grad, grad_r.diagonal(dim1=-2, dim2=-1), grad_r_tilde.diagonal(dim1=-2, dim2=-1)
+    def backward(ctx: Any, grad_r: Tensor, grad_r_tilde_t: Tensor, grad_rho: Tensor) -> tuple[Tensor, Tensor]:
+        raw = ctx.saved_tensors
+        diagonal, diagonal_tilde = (_bounded(each) for each in raw)
+        slope, slope_tilde = (_DIAGONAL_BOUND * (1 - torch.tanh(each) ** 2) for each in raw)
+        upper, lower = _strict_triangles(grad_r)
+        grad = torch.addcmul(grad_r * upper, grad_r_tilde_t, lower)
+        _diagonal(grad).copy_((_diagonal(grad_r) + grad_rho * diagonal_tilde) * slope)
+        return grad, (_diagonal(grad_r_tilde_t) + grad_rho * diagonal) * slope_tilde
+
+
+def _bounded(raw_diagonal: Tensor) -> Tensor:
+    return _DIAGONAL_BOUND * torch.tanh(raw_diagonal)
+
+
+def _diagonal(a: Tensor) -> Tensor:
+    return a.diagonal(dim1=-2, dim2=-1)
+
+
+def _strict_triangles(like: Tensor) -> tuple[Tensor, Tensor]:
+    """Masks of what lies above and below the diagonal. A product with them is faster than torch's triu and tril."""
+    upper = torch.ones(like.shape[-2:], dtype=like.dtype, device=like.device).triu(1)
+    return upper, upper.mT.contiguous()
 
 
 class OrthogonalSteps(SylvesterSteps):

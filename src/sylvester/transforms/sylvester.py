@@ -24,7 +24,8 @@ class SylvesterTransform(FlowTransform):
             or None for the identity.
         r, r_tilde: ``(*, M, M)``; what lies below their diagonals is ignored and gets no gradient.
         b: ``(*, M)``.
-        triangular: promises that nothing lies below the diagonals, which saves two copies.
+        rho: ``(*, M)``, the products r_ii r̃_ii, from a caller who has them and promises that nothing lies below the
+            diagonals: that saves copies of the matrices and of their gradients.
 
     The inverse never divides by R̃, which may be singular: with T = R̃R, solve a + T tanh(a) = R̃Qᵀz' + b for
     a = R̃Qᵀz + b (triangular and monotone), then z = z' − Q R tanh(a).
@@ -39,7 +40,7 @@ class SylvesterTransform(FlowTransform):
         r_tilde: Tensor,
         b: Tensor,
         *,
-        triangular: bool = False,
+        rho: Tensor | None = None,
         validate_args: bool = False,
         cache_size: int = 0,
     ):
@@ -52,12 +53,12 @@ class SylvesterTransform(FlowTransform):
         if validate_args and not (_is_upper(r) and _is_upper(r_tilde)):
             raise ValueError("Expected upper triangular r and r_tilde; got nonzero entries below the diagonal")
         self.q = as_operator(q)
-        self.r, self.r_tilde, self.b = (r, r_tilde, b) if triangular else (r.triu(), r_tilde.triu(), b)
+        self.r, self.r_tilde, self.b = (r.triu(), r_tilde.triu(), b) if rho is None else (r, r_tilde, b)
         features, _ = self.q.shape(rank)
         batch_shape = torch.broadcast_shapes(
             batch_shape_of(r=(r, 2), r_tilde=(r_tilde, 2), b=(b, 1)), self.q.batch_shape
         )
-        self._rho = r.diagonal(dim1=-2, dim2=-1) * r_tilde.diagonal(dim1=-2, dim2=-1)
+        self._rho = r.diagonal(dim1=-2, dim2=-1) * r_tilde.diagonal(dim1=-2, dim2=-1) if rho is None else rho
         super().__init__(features, batch_shape, validate_args=validate_args, cache_size=cache_size)
 
     def _check_parameters(self) -> None:
