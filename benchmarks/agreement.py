@@ -102,18 +102,23 @@ def sylvester(group: Any, steps: Any) -> Iterator[Pair]:
 
 
 def iaf(group: Any, steps: Any) -> Iterator[Pair]:
-    yield from linear(steps.context, outputs(group.hypernetwork)["context"])
+    hidden, features = steps.context.out_features, len(steps.steps[0].mean.bias)
+    # The reference deals degrees to its units in turn, the library keeps them in order.
+    units = (torch.arange(hidden) % features).argsort(stable=True).argsort()
+    context = outputs(group.hypernetwork)["context"]
+    yield from linear(steps.context, lambda read: context(read)[:, units])
     for net, step in zip(group.nets, steps.steps, strict=True):
-        yield from masked(net, step)
+        yield from masked(net, step, units)
 
 
-def masked(net: Any, step: Any) -> Iterator[Pair]:
+def masked(net: Any, step: Any, units: Tensor) -> Iterator[Pair]:
     first, second, last = net.layers
     order = net.position.argsort()  # the coordinates as the flipped z shows them to the reference
-    yield step.first.weight, at(first.weight, lambda weight: weight[:, order])
-    yield step.first.bias, at(first.bias)
-    yield step.second.weight, at(second.weight)
-    yield step.second.bias, at(second.bias)
+    yield step.first.weight, at(first.weight, lambda weight: weight[units][:, order])
+    yield step.first.bias, at(first.bias, lambda bias: bias[units])
+    yield step.second.weight, at(second.weight, lambda weight: weight[units][:, units])
+    yield step.second.bias, at(second.bias, lambda bias: bias[units])
     for which, head in enumerate((step.mean, step.gate)):
-        yield head.weight, at(last.weight, half(which, order=order))
-        yield head.bias, at(last.bias, half(which, order=order))
+        whole = half(which, order=order)
+        yield head.weight, at(last.weight, lambda weight, whole=whole: whole(weight)[:, units])
+        yield head.bias, at(last.bias, whole)

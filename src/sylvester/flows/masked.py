@@ -2,7 +2,8 @@
 
 Coordinate i has a position p_i. A hidden unit of degree d sees the coordinates with p < d and, in the next layer, the
 units of degree ≤ d; output i sees the units of degree ≤ p_i, and so the coordinates that precede i. Units of degree 0
-see the context alone.
+see the context alone. Units stand in the order of their degrees, so that masks are staircases and almost half of the
+weights need not be touched.
 """
 
 from __future__ import annotations
@@ -22,22 +23,43 @@ from sylvester.flows.hypernetwork import Hypernetwork, Init, Output
 from sylvester.transforms.elementwise import Conditioner
 
 
+# Rows of a block: fewer of them skip more of the weights, more of them make better products.
+_BLOCK = 256
+
+
 class MaskedLinear(nn.Linear):
-    """A linear layer whose weights are zero outside a mask ``(out, in)``."""
+    """A linear layer whose weights are zero outside a mask ``(out, in)``.
+
+    Its rows are multiplied in blocks, each with the inputs that any of its rows sees: what lies beyond the last of them
+    costs nothing.
+    """
 
     mask: Tensor
 
     def __init__(self, mask: Tensor):
         super().__init__(mask.shape[1], mask.shape[0])
         self.register_buffer("mask", mask.to(self.weight.dtype), persistent=False)
+        self.dense = bool(mask.all())
+        self.blocks = [(len(rows), _reach(rows)) for rows in mask.split(_BLOCK)]
 
     def bind(self) -> Callable[[Tensor], Tensor]:
         """The layer as a function, its weights masked once for however many points come."""
-        weight, bias = self.weight * self.mask, self.bias
-        return lambda x: linear(x, weight, bias)
+        if self.dense:
+            return self
+        sizes, reaches = zip(*self.blocks, strict=True)
+        parts = zip(self.weight.split(sizes), self.mask.split(sizes), reaches, strict=True)
+        weights = [weight[:, :reach] * mask[:, :reach] for weight, mask, reach in parts]
+        biases = self.bias.split(sizes)
+        layers = list(zip(weights, biases, reaches, strict=True))
+        return lambda x: torch.cat([linear(x[..., :reach], *layer) for *layer, reach in layers], -1)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.bind()(x)
+        return linear(x, self.weight, self.bias) if self.dense else self.bind()(x)
+
+
+def _reach(mask: Tensor) -> int:
+    """How many columns of a mask come before those that are empty to the end; at least one."""
+    return int(mask.any(0).nonzero().max()) + 1 if mask.any() else 1
 
 
 class MaskedNet(nn.Module):
@@ -68,7 +90,7 @@ class MaskedNet(nn.Module):
         self.register_buffer("position", position, persistent=False)
         self.scale = scale
         cycle = int(position.max()) + 1 - lowest_degree
-        degrees = [lowest_degree + torch.arange(width) % cycle for width in hidden_features]
+        degrees = [(lowest_degree + torch.arange(width) % cycle).sort().values for width in hidden_features]
         masks = [degrees[0][:, None] > position]
         masks += [after[:, None] >= before for before, after in itertools.pairwise(degrees)]
         masks += [position.repeat(1 + scale)[:, None] >= degrees[-1]]
