@@ -15,6 +15,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+# From so many outputs a step on, a product for each step is faster than one for all.
+_WIDE = 1024
+
 Init = Literal["identity", "torch"]
 
 
@@ -86,9 +89,12 @@ class Hypernetwork(nn.Module):
         if self.weight is not None:
             assert context is not None
             hidden = self.hidden(context)
-            rows = hidden.reshape(-1, hidden.shape[-1])  # (B, E)
-            flat = _Linear.apply(rows, self.weight.unflatten(0, flat.shape), flat)
-            flat = flat.reshape(self.steps, *hidden.shape[:-1], self.outputs).movedim(0, -2)  # (*, K, outputs)
+            if self.outputs < _WIDE:
+                flat = nn.functional.linear(hidden, self.weight, self.bias).unflatten(-1, flat.shape)
+            else:
+                rows = hidden.reshape(-1, hidden.shape[-1])  # (B, E)
+                flat = _Linear.apply(rows, self.weight.unflatten(0, flat.shape), flat)  # (K, B, outputs)
+                flat = flat.reshape(self.steps, *hidden.shape[:-1], self.outputs).movedim(0, -2)  # (*, K, outputs)
         parts = flat.split([row.size for row in self.table.values()], -1)
         return {
             name: part.unflatten(-1, row.shape) if row.shape else part.squeeze(-1)
@@ -99,8 +105,8 @@ class Hypernetwork(nn.Module):
 class _Linear(torch.autograd.Function):
     """Rows (B, E) through K linear layers, weights (K, O, E) and biases (K, O), to (K, B, O).
 
-    A product for each step is faster than one of K times the width, and leaves each step's outputs together. The
-    gradient is torch's, but for the order in which that of the weights is written: their own.
+    Each step's outputs lie together. The gradient is torch's, but for the order in which that of the weights is
+    written: their own.
     """
 
     generate_vmap_rule = True

@@ -116,13 +116,17 @@ class HouseholderProduct(OrthonormalOperator):
         gram = self._v @ self._v.mT  # (*, H, H)
         diagonal = gram.diagonal(dim1=-2, dim2=-1)
         half = torch.where(size.squeeze(-1) > 0, diagonal / 2, 1.0)
-        self._w = torch.linalg.solve_triangular(gram.triu(1) + torch.diag_embed(half), self._v, upper=True)  # T V
+        identity = torch.eye(v.shape[-2], dtype=v.dtype, device=v.device)
+        self._t = torch.linalg.solve_triangular(gram.triu(1) + torch.diag_embed(half), identity, upper=True)
 
     def matvec(self, v: Tensor) -> Tensor:
-        return v - matvec(self._w.mT, matvec(self._v, v))
+        return self._subtract(v, self._t.mT)
 
     def rmatvec(self, z: Tensor) -> Tensor:
-        return z - matvec(self._v.mT, matvec(self._w, z))
+        return self._subtract(z, self._t)
+
+    def _subtract(self, z: Tensor, t: Tensor) -> Tensor:
+        return z - matvec(self._v.mT, matvec(t, matvec(self._v, z)))
 
     def shape(self, rank: int) -> tuple[int, int]:
         if self._v.shape[-1] != rank:

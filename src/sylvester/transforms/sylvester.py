@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from sylvester.linalg import Dense, OrthonormalOperator, as_operator, matvec, solve_tanh
-from sylvester.transforms.base import FlowTransform, batch_shape_of
+from sylvester.transforms.base import FlowTransform, batch_shape_of, broadcast
 
 
 class SylvesterTransform(FlowTransform):
@@ -55,9 +55,9 @@ class SylvesterTransform(FlowTransform):
         self.q = as_operator(q)
         self.r, self.r_tilde, self.b = (r.triu(), r_tilde.triu(), b) if rho is None else (r, r_tilde, b)
         features, _ = self.q.shape(rank)
-        batch_shape = torch.broadcast_shapes(
-            batch_shape_of(r=(r, 2), r_tilde=(r_tilde, 2), b=(b, 1)), self.q.batch_shape
-        )
+        batch_shape = batch_shape_of(r=(r, 2), r_tilde=(r_tilde, 2), b=(b, 1))
+        if self.q.batch_shape:
+            batch_shape = broadcast(batch_shape, self.q.batch_shape)
         self._rho = r.diagonal(dim1=-2, dim2=-1) * r_tilde.diagonal(dim1=-2, dim2=-1) if rho is None else rho
         super().__init__(features, batch_shape, validate_args=validate_args, cache_size=cache_size)
 
