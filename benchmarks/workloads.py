@@ -104,7 +104,7 @@ def _absolute(size: Size) -> Iterator[Workload]:
             15.0 if flow == "triangular-sylvester" else None,
             "cost",
         )
-    against = f"as a share of the GFLOP/s of a {size.product}³ product"
+    against = f"as a share of the GFLOP/s of a {size.product}³ product, counting the operations of direct convolutions"
     for contestant in ("library", "reference"):  # what the reference reaches bounds how much faster one can be
         product = Job(contestant, "product")
         tasks = (

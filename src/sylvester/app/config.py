@@ -115,7 +115,10 @@ class Config(BaseModel):
     data_dir: Path | None = Field(None, description="Folder of the dataset's files; nothing is downloaded then")
     devices: int = Field(1, ge=1, description="Processes, one a device")
     precision: str = Field("32-true", description="Arithmetic outside the flow")
-    compile: bool = Field(False, description="Compile the model's terms with torch.compile")
+    compile: bool = Field(
+        False,
+        description="Compile the model's terms with torch.compile: about a minute once, then small models train faster",
+    )
 
     @field_validator(*CHOICES)
     @classmethod

@@ -22,7 +22,6 @@ from sylvester.flows.base import Steps, nudge
 from sylvester.flows.hypernetwork import Hypernetwork, Init, Output
 from sylvester.transforms.elementwise import Conditioner
 
-
 # Rows of a block: fewer of them skip more of the weights, more of them make better products.
 _BLOCK = 256
 
