@@ -26,13 +26,8 @@ def measure(
     progress: Callable[[int, int, str], None] = lambda done, total, name: None,
 ) -> report.Document:
     """``progress`` is told how many rows are done, of how many, and the name of the next."""
+    check(only, size=size, repetitions=repetitions)
     chosen = set(only) or set(ALL_GROUPS)
-    if unknown := chosen - set(ALL_GROUPS):
-        raise ValueError(f"Expected groups among {', '.join(ALL_GROUPS)}; got {', '.join(sorted(unknown))}")
-    if size not in SIZES or repetitions < 1:
-        raise ValueError(
-            f"Expected a size among {', '.join(SIZES)} and at least one repetition; got {size!r} and {repetitions}"
-        )
     with tempfile.TemporaryDirectory() as folder:
         # An epoch is one of the real images, or none.
         images = caltech(data_dir, Path(folder)) if "epoch" in chosen and size == "paper" else None
@@ -49,6 +44,15 @@ def measure(
         measured = list(runner.run(rows, SIZES[size], repetitions=repetitions, progress=tell))
         curves = list(scaling.scale(sweeps, repetitions=repetitions, progress=tell))
     return report.document(measured, curves, size=size, repetitions=repetitions)
+
+
+def check(only: Sequence[str], *, size: str, repetitions: int) -> None:
+    if unknown := set(only) - set(ALL_GROUPS):
+        raise ValueError(f"Expected groups among {', '.join(ALL_GROUPS)}; got {', '.join(sorted(unknown))}")
+    if size not in SIZES or repetitions < 1:
+        raise ValueError(
+            f"Expected a size among {', '.join(SIZES)} and at least one repetition; got {size!r} and {repetitions}"
+        )
 
 
 def caltech(data_dir: Path | None, folder: Path) -> str | None:

@@ -132,7 +132,7 @@ def test_each_half_of_a_gate_starts_as_torch_would_start_it_alone(part: Callable
 def test_layers_work_in_channels_last_forwards_and_backwards(part: str) -> None:
     encoder, decoder = GatedConvEncoder((1, 8, 8)), GatedConvDecoder((1, 8, 8))
     layers = (encoder if part == "encoder" else decoder).layers
-    convolutions = [layer.convolution for layer in layers if type(layer) is GatedConv]
+    convolutions = [layer.convolution for layer in layers if isinstance(layer, GatedConv)]
     strides: list[bool] = []
 
     def look(x: Tensor) -> None:

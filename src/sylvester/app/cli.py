@@ -220,12 +220,14 @@ def bench(
     from sylvester.app.bench import benchmarks
 
     report, runner, suite = (benchmarks(name) for name in ("report", "runner", "suite"))
+    options = {"size": size, "repetitions": repetitions}
     try:
-        with _counter("measuring", quiet) as progress, _data_errors():
-            options = {"size": size, "repetitions": repetitions, "data_dir": data_dir}
-            found = suite.measure(only or (), **options, progress=progress)
+        suite.check(only or (), **options)
     except ValueError as error:
         raise ConfigError(str(error)) from error
+    try:
+        with _counter("measuring", quiet) as progress, _data_errors():
+            found = suite.measure(only or (), **options, data_dir=data_dir, progress=progress)
     except runner.BenchmarkError as error:
         raise RunFailure(str(error)) from error
     report.save(found, out)

@@ -62,11 +62,15 @@ class GatedConv(Gated):
     """The general case, for convolutions and transposed ones."""
 
     def forward(self, x: Tensor) -> Tensor:
-        y = self.convolution(x.contiguous(memory_format=torch.channels_last))
-        return gate(y.movedim(1, -1)).movedim(-1, 1)
+        return gated_directly(self.convolution, x)
 
 
-class GatedSame(GatedConv):
+def gated_directly(convolution: nn.Conv2d | nn.ConvTranspose2d, x: Tensor) -> Tensor:
+    y = convolution(x.contiguous(memory_format=torch.channels_last))
+    return gate(y.movedim(1, -1)).movedim(-1, 1)
+
+
+class GatedSame(Gated):
     """A kernel of odd size with stride 1, on maps of given ``sides`` that it keeps."""
 
     def __init__(
@@ -82,7 +86,7 @@ class GatedSame(GatedConv):
 
     def forward(self, x: Tensor) -> Tensor:
         if self.same is None or not spectral.applies(x):
-            return super().forward(x)
+            return gated_directly(self.convolution, x)
         return spectral.batched_first(gate(convolve_same(self.same, self.convolution, x)))
 
 
