@@ -132,7 +132,7 @@ def interrupt(flags: list[str], path: Path, signal_number: int, epochs: int) -> 
 @pytest.fixture(scope="module")
 def long_flags(flags: Flags) -> list[str]:
     """Enough epochs that a signal arrives in the midst of them."""
-    return flags(epochs=60)
+    return flags(epochs=200)
 
 
 @pytest.fixture(scope="module")
