@@ -14,21 +14,21 @@ from sylvester.transforms import HouseholderTransform
 
 
 class HouseholderSteps(AmortizedSteps):
-    first: Tensor
+    first: Tensor  # (1, D)
+    signs: Tensor  # (K, D)
 
     def __init__(self, features: int, context: int, transforms: int, **options: Any):
-        first = torch.eye(features)[0]
+        first = torch.eye(features)[:1]
         table = {"v": Output((features,), center=first, spread=nudge(transforms) / features**0.5)}
         super().__init__(context, transforms, table, **options)
-        self.register_buffer("first", first)
+        # Every second vector, counted from the last, stands behind an odd number of flips.
+        flipped = torch.arange(transforms).flip(0)[:, None] % 2
+        self.register_buffer("first", first, persistent=False)
+        self.register_buffer("signs", 1 - 2 * first * flipped, persistent=False)
 
     def bind(self, raw: dict[str, Tensor]) -> list[Transform]:
-        v = raw["v"]  # (*, K, D)
-        steps = v.shape[-2]
-        # Every second vector, counted from the last, stands behind an odd number of flips.
-        flipped = torch.arange(steps, device=v.device).flip(0)[:, None] % 2 == 1
-        v = torch.where(flipped, v * (1 - 2 * self.first), v)
-        if steps % 2:
+        v = raw["v"] * self.signs  # (*, K, D)
+        if len(self.signs) % 2:
             v = torch.cat([self.first.expand_as(v[..., :1, :]), v], -2)
         return [HouseholderTransform(v)]
 

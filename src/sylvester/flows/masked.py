@@ -12,6 +12,7 @@ import itertools
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +24,7 @@ from sylvester.flows.hypernetwork import Hypernetwork, Init, Output
 from sylvester.transforms.elementwise import Conditioner
 
 # Rows of a block: fewer of them skip more of the weights, more of them make better products.
-_BLOCK = 256
+_BLOCK = 320
 
 
 class MaskedLinear(nn.Linear):
@@ -39,21 +40,43 @@ class MaskedLinear(nn.Linear):
         super().__init__(mask.shape[1], mask.shape[0])
         self.register_buffer("mask", mask.to(self.weight.dtype), persistent=False)
         self.dense = bool(mask.all())
-        self.blocks = [(len(rows), _reach(rows)) for rows in mask.split(_BLOCK)]
+        size = _BLOCK if mask.shape[1] >= _BLOCK else len(mask)  # of few inputs, there is little to skip
+        blocks = [slice(start, start + size) for start in range(0, len(mask), size)]
+        self.blocks = [(rows, _reach(mask[rows])) for rows in blocks]
 
     def bind(self) -> Callable[[Tensor], Tensor]:
         """The layer as a function, its weights masked once for however many points come."""
         if self.dense:
             return self
-        sizes, reaches = zip(*self.blocks, strict=True)
-        parts = zip(self.weight.split(sizes), self.mask.split(sizes), reaches, strict=True)
-        weights = [weight[:, :reach] * mask[:, :reach] for weight, mask, reach in parts]
-        biases = self.bias.split(sizes)
-        layers = list(zip(weights, biases, reaches, strict=True))
-        return lambda x: torch.cat([linear(x[..., :reach], *layer) for *layer, reach in layers], -1)
+        weights = _MaskedBlocks.apply(self.weight, self.mask, self.blocks)
+        layers = [(reach, w, self.bias[rows]) for w, (rows, reach) in zip(weights, self.blocks, strict=True)]
+        return lambda x: torch.cat([linear(x[..., :reach], w, bias) for reach, w, bias in layers], -1)
 
     def forward(self, x: Tensor) -> Tensor:
         return linear(x, self.weight, self.bias) if self.dense else self.bind()(x)
+
+
+class _MaskedBlocks(torch.autograd.Function):
+    """The blocks of a weight, masked. By hand, the gradients of all blocks are written once, into one matrix."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(weight: Tensor, mask: Tensor, blocks: list[tuple[slice, int]]) -> tuple[Tensor, ...]:
+        return tuple(weight[rows, :reach] * mask[rows, :reach] for rows, reach in blocks)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        _, mask, ctx.blocks = inputs
+        ctx.save_for_backward(mask)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        (mask,) = ctx.saved_tensors
+        grad = grads[0].new_zeros(mask.shape)
+        for each, (rows, reach) in zip(grads, ctx.blocks, strict=True):
+            grad[rows, :reach] = each * mask[rows, :reach]
+        return grad, None, None
 
 
 def _reach(mask: Tensor) -> int:
