@@ -50,7 +50,12 @@ class MaskedLinear(nn.Linear):
             return self
         weights = _MaskedBlocks.apply(self.weight, self.mask, self.blocks)
         layers = [(reach, w, self.bias[rows]) for w, (rows, reach) in zip(weights, self.blocks, strict=True)]
-        return lambda x: torch.cat([linear(x[..., :reach], w, bias) for reach, w, bias in layers], -1)
+
+        def layer(x: Tensor) -> Tensor:
+            parts = [linear(x[..., :reach], w, bias) for reach, w, bias in layers]
+            return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
+
+        return layer
 
     def forward(self, x: Tensor) -> Tensor:
         return linear(x, self.weight, self.bias) if self.dense else self.bind()(x)
