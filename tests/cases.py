@@ -15,16 +15,21 @@ from torch import Tensor, nn
 from torch.nn.functional import softplus
 
 from sylvester import flows
+from sylvester.flows.base import InvertedSteps
 from sylvester.flows.hypernetwork import Hypernetwork
 from sylvester.flows.masked import MaskedLinear
 from sylvester.linalg import HouseholderProduct, Reversal, polar
 from sylvester.transforms import (
+    Affine,
     AutoregressiveTransform,
     CouplingTransform,
+    Elementwise,
     FlowTransform,
+    Gated,
     HouseholderTransform,
     PlanarTransform,
     RadialTransform,
+    Shift,
     SylvesterTransform,
 )
 
@@ -88,47 +93,59 @@ def _draw_sylvester(rank: Callable[[int], int], for_q: Callable[[int], tuple[int
     return draw
 
 
-def _draw_net(randn, features, batch, scale):
-    hidden = 2 * features
-    return [
-        scale / math.sqrt(features) * randn(hidden, features),
-        scale * randn(hidden),
-        scale / math.sqrt(hidden) * randn(2 * features, hidden),
-        scale * randn(2 * features),
-    ]
+def _draw_net(numbers: int):
+    def draw(randn, features, batch, scale):
+        hidden = 2 * features
+        return [
+            scale / math.sqrt(features) * randn(hidden, features),
+            scale * randn(hidden),
+            scale / math.sqrt(hidden) * randn(numbers * features, hidden),
+            scale * randn(numbers * features),
+        ]
+
+    return draw
 
 
-def _net(position: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor):
-    """A small masked network: unit j sees the coordinates before position j mod D, output i the units up to its own."""
-    degree = torch.arange(w1.shape[0]) % len(position)
-    w1 = w1 * (degree[:, None] > position)
-    w2 = w2 * (position.repeat(2)[:, None] >= degree)
+class Net:
+    """A small network that lists its tensors: unit j sees the coordinates before position j mod D, output i the units
+    up to its own. Without positions everything sees everything."""
 
-    def net(z: Tensor) -> tuple[Tensor, Tensor]:
-        shift, raw = (torch.tanh(z @ w1.mT + b1) @ w2.mT + b2).chunk(2, -1)
-        return shift, raw
+    def __init__(self, position: Tensor | None, *weights: Tensor) -> None:
+        self.position, self.tensors = position, weights
 
-    return net
+    def rebuild(self, tensors) -> Net:
+        return Net(self.position, *tensors)
+
+    def __call__(self, z: Tensor) -> Tensor:
+        w1, b1, w2, b2 = self.tensors
+        if self.position is not None:
+            degree = torch.arange(w1.shape[0]) % len(self.position)
+            w1 = w1 * (degree[:, None] > self.position)
+            w2 = w2 * (self.position.repeat(len(w2) // len(self.position))[:, None] >= degree)
+        return (torch.tanh(z @ w1.mT + b1) @ w2.mT + b2).unflatten(-1, (-1, w1.shape[1]))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Net) and all(map(torch.equal, self.tensors, other.tensors))
+
+    __hash__ = None
 
 
-def _autoregressive(kind: str, *, turned: bool = False, tell_order: bool = True):
+def _autoregressive(elementwise: Elementwise, *, turned: bool = False, tell_order: bool = True, plain: bool = False):
     def build(*weights):
         position = torch.arange(weights[0].shape[1])
         position = position.flip(0) if turned else position
-        return AutoregressiveTransform(_net(position, *weights), kind, order=position if tell_order else None)
+        net = Net(position, *weights)
+        return AutoregressiveTransform(
+            (lambda z: net(z)) if plain else net, elementwise, order=position if tell_order else None
+        )
 
     return build
 
 
-def _coupling(kind: str):
-    def build(w1, b1, w2, b2):
-        mask = torch.arange(w1.shape[1]) % 2 == 1
-
-        def net(z: Tensor) -> tuple[Tensor, Tensor]:
-            shift, raw = (torch.tanh(z @ w1.mT + b1) @ w2.mT + b2).chunk(2, -1)
-            return shift, raw
-
-        return CouplingTransform(net, mask, kind)
+def _coupling(elementwise: Elementwise):
+    def build(*weights):
+        mask = torch.arange(weights[0].shape[1]) % 2 == 1
+        return CouplingTransform(Net(None, *weights), mask, elementwise)
 
     return build
 
@@ -150,20 +167,22 @@ STEPS: dict[str, Case] = {
     "householder-sylvester": Case(_draw_sylvester(_same, lambda d: (min(d, 4), d)), _sylvester(HouseholderProduct)),
     "triangular-sylvester": Case(_draw_sylvester(_same), _sylvester(lambda: None)),
     "reversed-sylvester": Case(_draw_sylvester(_same), _sylvester(Reversal)),
-    "gated": Case(_draw_net, _autoregressive("gated"), batched=False),
-    "shift": Case(_draw_net, _autoregressive("shift", turned=True), batched=False),
-    "affine": Case(_draw_net, _autoregressive("affine"), batched=False),
-    "affine-unknown-order": Case(_draw_net, _autoregressive("affine", turned=True, tell_order=False), batched=False),
-    "additive-coupling": Case(_draw_net, _coupling("shift"), batched=False),
-    "affine-coupling": Case(_draw_net, _coupling("affine"), batched=False),
+    "gated": Case(_draw_net(2), _autoregressive(Gated()), batched=False),
+    "shift": Case(_draw_net(1), _autoregressive(Shift(), turned=True), batched=False),
+    "affine": Case(_draw_net(2), _autoregressive(Affine()), batched=False),
+    "affine-unknown-order": Case(_draw_net(2), _autoregressive(Affine(), turned=True, tell_order=False), batched=False),
+    "affine-plain-function": Case(_draw_net(2), _autoregressive(Affine(), plain=True), batched=False),
+    "additive-coupling": Case(_draw_net(1), _coupling(Shift()), batched=False),
+    "affine-coupling": Case(_draw_net(2), _coupling(Affine()), batched=False),
+    "gated-coupling": Case(_draw_net(2), _coupling(Gated()), batched=False),
 }
 
 #: Families as (features, context, transforms) -> flow, at sizes that show their own options at work.
 FLOWS: dict[str, Callable[[int, int, int], flows.Flow]] = {
     **flows.FAMILIES,
-    "inverted-triangular": lambda d, c, k: flows.Inverted(flows.TriangularSylvester(d, c, k)),
-    "inverted-iaf": lambda d, c, k: flows.Inverted(flows.IAF(d, c, k, order="alternating")),
-    "composed": lambda d, c, k: flows.Flow([flows.Planar(d, c, k), flows.HouseholderSylvester(d, c, 1)]),
+    "inverted-triangular": lambda d, c, k: flows.inverted(flows.TriangularSylvester(d, c, k)),
+    "inverted-iaf": lambda d, c, k: flows.inverted(flows.IAF(d, c, k, order="alternating")),
+    "composed": lambda d, c, k: flows.compose(flows.Planar(d, c, k), flows.HouseholderSylvester(d, c, 1)),
     "deep-hypernetwork": lambda d, c, k: flows.OrthogonalSylvester(d, c, k, rank=d, hyper_features=(7,)),
 }
 
@@ -171,7 +190,8 @@ FLOWS: dict[str, Callable[[int, int, int], flows.Flow]] = {
 @torch.no_grad()
 def redraw(flow: flows.Flow, scale: float, *key: object) -> flows.Flow:
     """All of a flow's parameters, drawn anew at a scale. The hypernetwork's weights add a tenth for unit contexts."""
-    rng = generator(type(flow).__name__, scale, *key)
+    turned = any(isinstance(module, InvertedSteps) for module in flow.steps)
+    rng = generator("Inverted" if turned else type(flow).__name__, scale, *key)
 
     def randn(like: Tensor) -> Tensor:
         return torch.randn(like.shape, generator=rng, dtype=torch.float64).to(like.dtype)
@@ -182,7 +202,7 @@ def redraw(flow: flows.Flow, scale: float, *key: object) -> flows.Flow:
             module.bias.copy_(scale * randn(module.bias))
         elif isinstance(module, Hypernetwork):
             spread = torch.cat([_spread(name, row.shape, scale).flatten() for name, row in module.table.items()])
-            spread = spread.to(module.bias.dtype).repeat(module.steps)
+            spread = spread.to(module.bias.dtype).repeat(module.transforms)
             module.bias.copy_(spread * randn(module.bias))
             if module.weight is not None:
                 fan_in = module.weight.shape[1]

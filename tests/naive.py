@@ -35,7 +35,7 @@ def raw_parameters(hypernetwork, context):
             context = elu(array(layer.weight) @ context + array(layer.bias))
         flat = flat + array(hypernetwork.weight) @ context
     steps, position = [], 0
-    for _ in range(hypernetwork.steps):
+    for _ in range(hypernetwork.transforms):
         raw = {}
         for name, row in hypernetwork.table.items():
             raw[name] = flat[position : position + row.size].reshape(row.shape)
@@ -107,17 +107,17 @@ def triangular_q(raw, k, m):
 
 
 AMORTIZED = {
-    "PlanarSteps": planar,
-    "RadialSteps": radial,
-    "HouseholderSteps": householder,
-    "OrthogonalSteps": sylvester(orthogonal_q),
-    "HouseholderSylvesterSteps": sylvester(householder_q),
-    "TriangularSteps": sylvester(triangular_q),
+    "Planar": planar,
+    "Radial": radial,
+    "Householder": householder,
+    "OrthogonalSylvester": sylvester(orthogonal_q),
+    "HouseholderSylvester": sylvester(householder_q),
+    "TriangularSylvester": sylvester(triangular_q),
 }
 
 
 def conditioner(net, context):
-    """z -> (shift, raw scale), one output coordinate at a time."""
+    """z -> [shift] or [shift, raw scale], each (D,)."""
     weights = [(array(layer.weight) * array(layer.mask), array(layer.bias)) for layer in net.layers]
 
     def run(z):
@@ -127,71 +127,80 @@ def conditioner(net, context):
             h = h + context
         for w, b in middle:
             h = elu(w @ h + b)
-        out = w_last @ h + b_last
-        return (out[: len(z)], out[len(z) :]) if net.scale else (out, None)
+        return np.split(w_last @ h + b_last, net.numbers)
 
     return run
 
 
-def scale_and_offset(kind, shift, raw, gate_floor):
-    if kind == "shift":
-        return 1.0, shift
-    if kind == "affine":
-        return math.exp(4 * math.tanh(raw / 4)), shift
-    gate = gate_floor + (1 - gate_floor) * sigmoid(raw)
-    return gate, (1 - gate) * shift
+def one_coordinate(elementwise, numbers, i):
+    """(scale, offset) with z'_i = scale z_i + offset."""
+    name = type(elementwise).__name__
+    if name == "Shift":
+        return 1.0, numbers[0][i]
+    if name == "Affine":
+        return math.exp(4 * math.tanh(numbers[1][i] / 4)), numbers[0][i]
+    gate = elementwise.floor + (1 - elementwise.floor) * sigmoid(numbers[1][i])
+    return gate, (1 - gate) * numbers[0][i]
 
 
-def autoregressive(net, context, steps):
+def autoregressive(net, context, elementwise):
     run = conditioner(net, context)
 
     def forward(z):
-        shift, raw = run(z)
-        out = np.empty_like(z)
+        numbers, out = run(z), np.empty_like(z)
         for i in range(len(z)):
-            scale, offset = scale_and_offset(steps.kind, shift[i], None if raw is None else raw[i], steps.gate_floor)
+            scale, offset = one_coordinate(elementwise, numbers, i)
             out[i] = scale * z[i] + offset
         return out
 
     return forward
 
 
-def inverse_autoregressive(net, context, steps):
+def inverse_autoregressive(net, context, elementwise):
     run, order = conditioner(net, context), np.argsort(net.position.numpy())
 
     def backward(y):
         z = np.zeros_like(y)
         for i in order:
-            shift, raw = run(z)
-            scale, offset = scale_and_offset(steps.kind, shift[i], None if raw is None else raw[i], steps.gate_floor)
+            scale, offset = one_coordinate(elementwise, run(z), i)
             z[i] = (y[i] - offset) / scale
         return z
 
     return backward
 
 
-def coupling(net, context, steps):
+def coupling(net, context, elementwise):
     run, keep = conditioner(net, context), net.position.numpy() == 0
 
     def forward(z):
-        shift, raw = run(np.where(keep, z, 0.0))
-        out = z.copy()
+        numbers, out = run(np.where(keep, z, 0.0)), z.copy()
         for i in np.flatnonzero(~keep):
-            scale, offset = scale_and_offset(steps.kind, shift[i], None if raw is None else raw[i], None)
+            scale, offset = one_coordinate(elementwise, numbers, i)
             out[i] = scale * z[i] + offset
         return out
 
     return forward
 
 
-def steps_of(group, context):
-    name = type(group).__name__
-    if name in AMORTIZED:
-        return [AMORTIZED[name](raw, k) for k, raw in enumerate(raw_parameters(group.hypernetwork, context))]
-    shared = raw_parameters(group.hypernetwork, context)[0]["context"] if group.hypernetwork is not None else None
-    networks = {"CouplingSteps": coupling, "AutoregressiveSteps": autoregressive}
-    make = inverse_autoregressive if getattr(group, "inverse", False) else networks[name]
-    return [make(net, shared, group) for net in group.nets]
+MASKED = {
+    "IAF": autoregressive,
+    "MeanOnlyIAF": autoregressive,
+    "MAF": inverse_autoregressive,
+    "NICE": coupling,
+    "RealNVP": coupling,
+}
+
+
+def steps_of(flow, context):
+    name = type(flow).__name__
+    for module in flow.steps:
+        if name in AMORTIZED:
+            raw = raw_parameters(module.hypernetwork, context)
+            yield from (AMORTIZED[name](each, k) for k, each in enumerate(raw))
+        else:
+            known = module.hypernetwork is not None
+            shared = raw_parameters(module.hypernetwork, context)[0]["context"] if known else None
+            yield from (MASKED[name](net, shared, module.elementwise) for net in module.nets)
 
 
 def sample_and_log_prob(flow, context, noise):
@@ -200,8 +209,7 @@ def sample_and_log_prob(flow, context, noise):
     sigma = np.sqrt(softplus(raw["raw_variance"]) + 1e-8)
     z = raw["loc"] + sigma * noise
     log_q = sum(-0.5 * e * e - math.log(s) - 0.5 * math.log(2 * math.pi) for e, s in zip(noise, sigma, strict=True))
-    for group in flow.steps:
-        for step in steps_of(group, context):
-            log_q = log_q - log_det(step, z)
-            z = step(z)
+    for step in steps_of(flow, context):
+        log_q = log_q - log_det(step, z)
+        z = step(z)
     return z, log_q

@@ -10,11 +10,11 @@ from sylvester import flows
 from sylvester.distributions import FlowDistribution
 from sylvester.linalg import HouseholderProduct
 from sylvester.transforms import (
-    AutoregressiveTransform,
     CouplingTransform,
     HouseholderTransform,
     PlanarTransform,
     RadialTransform,
+    Shift,
     SylvesterTransform,
 )
 
@@ -107,21 +107,9 @@ REFUSED = {
         lambda: planar(validate_args=True).inv(torch.full((3,), torch.nan)),
         "without NaN",
     ),
-    "kind": (
-        lambda: AutoregressiveTransform(lambda z: (z, z), "spline"),
-        "kind in ('gated', 'shift', 'affine'); got 'spline'",
-    ),
-    "coupling kind": (
-        lambda: CouplingTransform(lambda z: (z, z), torch.ones(3), "gated"),
-        "kind in ('shift', 'affine')",
-    ),
     "coupling mask": (
-        lambda: CouplingTransform(lambda z: (z, z), torch.ones(2, 3)),
+        lambda: CouplingTransform(lambda z: z.unsqueeze(-2), torch.ones(2, 3), Shift()),
         "mask of shape (D,); got (2, 3)",
-    ),
-    "no raw scale": (
-        lambda: AutoregressiveTransform(lambda z: (z, None), "affine")(torch.zeros(3)),
-        "net(z) -> (shift, raw scale) for kind 'affine'",
     ),
     "rank": (lambda: flows.OrthogonalSylvester(4, rank=5), "rank <= features = 4; got 5"),
     "no rank": (lambda: flows.OrthogonalSylvester(4, rank=0), "integer rank >= 1; got 0"),
@@ -149,13 +137,13 @@ REFUSED = {
     ),
     "context missing": (lambda: flows.Planar(2, 3)(), "a context of 3 features; got none"),
     "context shape": (lambda: flows.Planar(2, 3)(torch.zeros(4, 2)), "a context of shape (*, 3); got (4, 2)"),
-    "nothing to compose": (lambda: flows.Flow([]), "at least one flow"),
+    "nothing to compose": (lambda: flows.compose(), "at least one flow"),
     "other features": (
-        lambda: flows.Flow([flows.Planar(2), flows.Planar(3)]),
+        lambda: flows.compose(flows.Planar(2), flows.Planar(3)),
         "the same features; got [2, 3]",
     ),
     "other context": (
-        lambda: flows.Flow([flows.Planar(2), flows.Planar(2, 1)]),
+        lambda: flows.compose(flows.Planar(2), flows.Planar(2, 1)),
         "the same context; got [0, 1]",
     ),
     "noise": (
@@ -184,9 +172,12 @@ def test_nan_in_a_validated_distribution():
         distribution.log_prob(torch.full((3,), torch.nan))
 
 
-def test_an_unknown_option_is_refused():
-    with pytest.raises(TypeError, match="rank"):
-        flows.Planar(3, rank=2)
+@pytest.mark.parametrize(
+    ("family", "option"), [(flows.Planar, "rank"), (flows.TriangularSylvester, "rank"), (flows.IAF, "kind")]
+)
+def test_an_unknown_option_is_refused(family, option):
+    with pytest.raises(TypeError, match=option):
+        family(3, **{option: 2})
 
 
 def test_what_lies_below_the_diagonal_is_ignored_and_gets_no_gradient():

@@ -15,6 +15,7 @@ from torch.distributions import AffineTransform
 
 from sylvester import flows, names
 from sylvester.distributions import FlowDistribution
+from sylvester.transforms import Affine, Gated
 
 pytestmark = pytest.mark.usefixtures("float64")
 
@@ -144,7 +145,7 @@ def test_an_identity_start_is_the_gaussian_and_every_parameter_learns(name, feat
 
 
 @EVERY_FAMILY
-def test_a_torch_start_is_the_linear_layers_default(name):
+def test_a_torch_start_of_the_hypernetwork_is_the_linear_layers_default(name):
     flow = flows.FAMILIES[name](8, 400, 2, init="torch")
     for key, parameter in flow.named_parameters():
         if "hypernetwork" in key:
@@ -152,10 +153,15 @@ def test_a_torch_start_is_the_linear_layers_default(name):
             assert bound / 2 < parameter.abs().max() <= bound, key
 
 
-def test_the_papers_gate_starts_at_one():
-    bias = flows.IAF(8, 4, 1, hidden_features=64, init="torch").steps[0].nets[0].layers[-1].bias
-    assert bias[:8].mean().abs() < 0.2
-    assert (bias[8:] - 1).abs().max() <= 1 / 64**0.5
+@pytest.mark.parametrize("family", [flows.IAF, flows.MeanOnlyIAF], ids=lambda f: f.__name__)
+def test_masked_networks_start_as_the_papers_did(family):
+    """He's rule on the outputs, zero biases, and a gate bias of 1."""
+    (net,) = family(64, 4, 1, hidden_features=1280, init="torch").steps[0].nets
+    deviations = [layer.weight.std().item() for layer in net.layers]
+    assert deviations == pytest.approx([0.0395, 0.0395, 0.1768], rel=0.02)
+    assert not any(layer.bias.any() for layer in net.layers[:-1])
+    assert (net.layers[-1].bias[:64] == 0).all()
+    assert (net.layers[-1].bias[64:] == 1).all()
 
 
 @EVERY_FLOW
@@ -221,7 +227,7 @@ def test_saturated_diagonals_stay_invertible(family, sign):
     flow = family(6, 0, 2).float()
     steps = flow.steps[0].hypernetwork
     with torch.no_grad():
-        raw = steps.bias.view(steps.steps, -1)
+        raw = steps.bias.view(steps.transforms, -1)
         rank = steps.table["b"].shape[0]
         packed = raw[:, : rank * rank].view(-1, rank, rank)
         packed.diagonal(dim1=-2, dim2=-1).fill_(1e4)
@@ -235,16 +241,17 @@ def test_saturated_diagonals_stay_invertible(family, sign):
 
 
 def test_bounds_of_scales_and_gates():
-    weights = torch.tensor([-1e4, 0.0, 1e4])
-    from sylvester.transforms.elementwise import coefficients
+    raw = torch.tensor([-1e4, 0.0, 1e4]).expand(2, 3)
+    z = torch.tensor([1.0, 1.0, 1.0])
 
-    scale, _, log_scale = coefficients("affine", weights, weights, 0.0)
-    assert log_scale.tolist() == pytest.approx([-4, 0, 4])
-    torch.testing.assert_close(scale.log(), log_scale)
-    gate, _, log_gate = coefficients("gated", weights, weights, 1e-3)
-    assert gate.tolist() == pytest.approx([1e-3, 0.5005, 1.0])
-    torch.testing.assert_close(gate.log(), log_gate)
-    assert coefficients("gated", weights, weights, 0.0)[0].tolist() == [0.0, 0.5, 1.0]
+    def slopes(elementwise):
+        (y, log_slope), (y_0, _) = (elementwise.forward(point, raw) for point in (z, 0 * z))
+        torch.testing.assert_close(y - y_0, log_slope.exp())
+        return log_slope
+
+    assert slopes(Affine()).tolist() == pytest.approx([-4, 0, 4])
+    assert slopes(Gated(1e-3)).exp().tolist() == pytest.approx([1e-3, 0.5005, 1.0])
+    assert Gated(0.0).forward(z, raw)[1].exp().tolist() == [0.0, 0.5, 1.0]
 
 
 def test_variance_bounds():
@@ -306,7 +313,7 @@ def test_maf_is_the_other_direction_of_iaf():
 
 def test_inverted_turns_the_steps_and_keeps_the_base():
     flow = redraw(flows.Planar(3, 0, 4), 1.0)
-    straight, inverted = flow(), flows.Inverted(flow)()
+    straight, inverted = flow(), flows.inverted(flow)()
     torch.testing.assert_close(straight.base_dist.base_dist.loc, inverted.base_dist.base_dist.loc)
     x = torch.randn(3)
     for step in straight.transforms:
@@ -317,12 +324,12 @@ def test_inverted_turns_the_steps_and_keeps_the_base():
     for step in straight.transforms:
         y = step(y)
     torch.testing.assert_close(y, x)
-    assert sum(p.numel() for p in flows.Inverted(flow).parameters()) == sum(p.numel() for p in flow.parameters())
+    assert sum(p.numel() for p in flows.inverted(flow).parameters()) == sum(p.numel() for p in flow.parameters())
 
 
 def test_composition_takes_one_base_and_all_steps():
     first, second = flows.Planar(3, 2, 4), flows.IAF(3, 2, 2)
-    both = flows.Flow([first, second])
+    both = flows.compose(first, second)
     assert len(both(torch.randn(2)).transforms) == 6
     unused = sum(p.numel() for p in second.base.parameters())
     total = sum(p.numel() for f in (first, second) for p in f.parameters())

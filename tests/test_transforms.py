@@ -180,7 +180,6 @@ def test_is_a_torch_transform(name):
     assert cached(z) is y
     assert cached.inv(y) is z
     ladj = cached.log_abs_det_jacobian(z, y)
-    assert cached.log_abs_det_jacobian(z, y) is ladj
     assert cached.with_cache(0) == step
 
     both = ComposeTransform([step, step.inv])
@@ -205,7 +204,7 @@ def test_equality(name):
     assert step != "a step"
 
 
-@pytest.mark.parametrize("name", [name for name, case in STEPS.items() if case.batched])
+@pytest.mark.parametrize("name", [name for name in STEPS if name != "affine-plain-function"])
 def test_pickle(name):
     step, z = make(name, 5, (3,), 1.0)
     torch.testing.assert_close(pickle.loads(pickle.dumps(step)).inv(step(z)), z)

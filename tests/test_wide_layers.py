@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor
-from torch.nn.functional import linear
+from torch.nn.functional import elu, linear
 
 from sylvester.flows import Hypernetwork, Output
 from sylvester.flows import hypernetwork as hypernetworks
@@ -24,7 +24,7 @@ def agree(actual: Tensor, expected: Tensor, *leaves: Tensor) -> None:
 def test_a_masked_layer_is_its_masked_weights(turned: bool, float64: None) -> None:
     degrees = [torch.arange(width) % 7 for width in (2 * _BLOCK + 30, 3 * _BLOCK - 50)]
     before, after = (degree.sort(descending=turned).values for degree in degrees)
-    layer = MaskedLinear(after[:, None] >= before)
+    layer = MaskedLinear(before, after)
     assert len(layer.blocks) == 3
     assert (layer.blocks[0][1] < layer.in_features) != turned  # only a staircase that rises has something to skip
     x = torch.randn(2, 3, layer.in_features, requires_grad=True)
@@ -32,19 +32,15 @@ def test_a_masked_layer_is_its_masked_weights(turned: bool, float64: None) -> No
 
 
 def test_a_wide_masked_network_is_autoregressive(float64: None) -> None:
-    net = MaskedNet(torch.arange(5), (_BLOCK + 40, 2 * _BLOCK), scale=True)
-    assert [len(layer.blocks) for layer in net._layers()] == [1, 2, 1]
-    shift, raw_scale = (
-        torch.autograd.functional.jacobian(lambda z, i=i: net.bind(None)(z)[i], torch.randn(5)) for i in (0, 1)
-    )
-    for jacobian in (shift, raw_scale):
+    net = MaskedNet(range(5), (_BLOCK + 40, 2 * _BLOCK), 2, activation=elu)
+    assert [len(layer.blocks) for layer in net.layers] == [1, 2, 1]
+    for jacobian in torch.autograd.functional.jacobian(net.bind(None), torch.randn(5)):
         assert not jacobian.triu().any()
         assert jacobian.tril(-1).count_nonzero() == 10
 
 
 def test_masked_blocks_have_second_derivatives_and_batches_of_gradients(float64: None) -> None:
-    mask = torch.arange(2 * _BLOCK)[:, None] >= torch.arange(_BLOCK)
-    layer, x = MaskedLinear(mask), torch.randn(4, _BLOCK)
+    layer, x = MaskedLinear(torch.arange(_BLOCK), torch.arange(2 * _BLOCK)), torch.randn(4, _BLOCK)
     assert len(layer.blocks) == 2
 
     def loss(weight: Tensor, point: Tensor, whole: bool) -> Tensor:
@@ -66,7 +62,7 @@ def test_masked_blocks_have_second_derivatives_and_batches_of_gradients(float64:
 @pytest.mark.parametrize("batch", [(), (3,), (2, 3)])
 def test_a_wide_table_is_one_linear_layer(batch: tuple[int, ...], float64: None) -> None:
     outputs = hypernetworks._WIDE
-    network = Hypernetwork(4, {"wide": Output((outputs,))}, steps=3)
+    network = Hypernetwork(4, {"wide": Output((outputs,))}, transforms=3)
     context = torch.randn(*batch, 4, requires_grad=True)
     expected = linear(context, network.weight, network.bias).unflatten(-1, (3, outputs))
     agree(network(context)["wide"], expected, context, network.weight, network.bias)
@@ -75,8 +71,8 @@ def test_a_wide_table_is_one_linear_layer(batch: tuple[int, ...], float64: None)
 def test_the_linear_layers_of_a_wide_table_have_second_derivatives_and_batches(float64: None) -> None:
     rows, weight, bias = torch.randn(2, 3), torch.randn(2, 4, 3), torch.randn(2, 4)
     arguments = tuple(each.requires_grad_() for each in (rows, weight, bias))
-    assert torch.autograd.gradcheck(hypernetworks._Linear.apply, arguments)
-    assert torch.autograd.gradgradcheck(hypernetworks._Linear.apply, arguments)
+    assert torch.autograd.gradcheck(hypernetworks._linear, arguments)
+    assert torch.autograd.gradgradcheck(hypernetworks._linear, arguments)
     many = torch.randn(5, 2, 3)
-    batched = torch.func.vmap(hypernetworks._Linear.apply, (0, None, None))(many, weight, bias)
-    torch.testing.assert_close(batched, torch.stack([hypernetworks._Linear.apply(one, weight, bias) for one in many]))
+    batched = torch.func.vmap(hypernetworks._linear, (0, None, None))(many, weight, bias)
+    torch.testing.assert_close(batched, torch.stack([hypernetworks._linear(one, weight, bias) for one in many]))

@@ -7,12 +7,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from itertools import groupby
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.distributions import Distribution, Independent, Normal, Transform, TransformedDistribution
 
-from sylvester.transforms import call_and_ladj
+from sylvester.linalg.precision import full_precision
+from sylvester.transforms import FlowTransform, Inverse, call_and_ladj
+from sylvester.transforms.base import found, inverse_tolerance
+
+__all__ = ["FlowDistribution"]
 
 
 class FlowDistribution(TransformedDistribution):
@@ -23,9 +29,9 @@ class FlowDistribution(TransformedDistribution):
             that no two rows share noise.
         transforms: the steps, first to last; any bijective torch transforms of vectors.
 
-    A torch distribution like any other, with two additions: :meth:`rsample_and_log_prob`, which needs no inverse,
-    and :meth:`trajectory`, which shows the chain at work. ``log_prob`` takes any point, through the inverse; the
-    sample drawn last, it knows.
+    A torch distribution like any other, with three additions: :meth:`rsample_and_log_prob`, which needs no inverse,
+    :meth:`trajectory`, which shows the chain at work, and :meth:`residual`, which says how exact its inverses are.
+    ``log_prob`` takes any point, through the inverse; the sample drawn last, it knows.
     """
 
     arg_constraints = {}  # noqa: RUF012
@@ -34,7 +40,7 @@ class FlowDistribution(TransformedDistribution):
     def __init__(self, base: Independent, transforms: Sequence[Transform], *, validate_args: bool | None = None):
         if not (isinstance(base, Independent) and isinstance(base.base_dist, Normal) and len(base.event_shape) == 1):
             raise ValueError(f"Expected base Independent(Normal(loc, scale), 1); got {base}")
-        self._drawn: tuple[Tensor, Tensor, bool] | None = None
+        self._drawn: _Drawn | None = None
         super().__init__(base, list(transforms), validate_args=validate_args)
 
     def trajectory(
@@ -56,6 +62,7 @@ class FlowDistribution(TransformedDistribution):
             log_q = log_q - ladj
             yield z, log_q
 
+    @full_precision
     def rsample_and_log_prob(
         self, sample_shape: Sequence[int] = (), *, noise: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
@@ -66,7 +73,9 @@ class FlowDistribution(TransformedDistribution):
         """
         for z, log_q in self.trajectory(sample_shape, noise=noise):  # noqa: B007
             pass
-        self._drawn = z, log_q, torch.is_grad_enabled()
+        if self._validate_args:
+            self._check_exact(self.residual())
+        self._drawn = _Drawn.of(z, log_q)
         return z, log_q
 
     def rsample(self, sample_shape: Sequence[int] = torch.Size()) -> Tensor:
@@ -76,25 +85,93 @@ class FlowDistribution(TransformedDistribution):
         with torch.no_grad():
             return self.rsample(sample_shape)
 
+    @full_precision
     def log_prob(self, value: Tensor) -> Tensor:
         """The log-density at any point, with gradients for the point and all parameters."""
-        if self._drawn is not None:
-            z, log_q, with_grad = self._drawn
-            # A sample drawn without a graph is a constant: its log-density's gradient needs the inverse.
-            if value is z and (with_grad or not torch.is_grad_enabled()):
-                return log_q
+        if self._drawn is not None and self._drawn.answers(value):
+            return self._drawn.log_q
         if self._validate_args:
             self._validate_sample(value)
+            self._check_exact(self.residual(value))
         ladj_inverse: Tensor | float = 0.0
         for transform in reversed(self.transforms):
             value, ladj = call_and_ladj(transform.inv, value)
             ladj_inverse = ladj_inverse + ladj
-        return self.base_dist.log_prob(value) + ladj_inverse
+        return self.base_dist.base_dist.log_prob(value).sum(-1) + ladj_inverse
+
+    @torch.no_grad()
+    @full_precision
+    def residual(self, value: Tensor | None = None) -> Tensor:
+        """How far the inverses on the way are from exact, the worst of the steps, relative to 1 + |z|: ``(*, *batch)``.
+
+        On the way of ``log_prob(value)``, or of a fresh sample where no value is given. Rounding for most flows; where
+        a sequential inverse (``log_prob`` of an IAF, samples of a MAF) meets a map too steep for the precision, as much
+        as 1 and more, and the log-density is not to be trusted.
+        """
+        inverses: list[tuple[FlowTransform, Tensor, Tensor]] = []
+        if value is None:
+            points = [z for z, _ in self.trajectory()]
+            for step, z, y in zip(self.transforms, points, points[1:], strict=False):
+                if isinstance(step, Inverse):
+                    inverses.append((step, z, y))
+        else:
+            points = [value]
+            for step in reversed(self.transforms):
+                z, y = call_and_ladj(step.inv, points[-1])[0], points[-1]
+                points.append(z)
+                if isinstance(step, FlowTransform) and not isinstance(step, Inverse):
+                    inverses.append((step, z, y))
+        worst = points[-1].new_zeros(points[-1].shape[:-1])
+        for step, z, y in inverses:
+            worst = torch.maximum(worst, step.residual(z, y).nan_to_num(nan=torch.inf))
+        return worst
+
+    def _check_exact(self, residual: Tensor) -> None:
+        tolerance = inverse_tolerance(residual.dtype)
+        if found(residual > tolerance):
+            raise ValueError(
+                f"Expected inverses that are exact to {tolerance:.1g} in {residual.dtype}; got a residual of "
+                f"{residual.max().item():.3g} from {self}: its steps are too steep for this precision"
+            )
 
     def entropy(self, samples: int = 1000) -> Tensor:
         """−E[log q], by Monte Carlo over ``samples`` reparameterized draws."""
         return -self.rsample_and_log_prob((samples,))[1].mean(0)
 
     def expand(self, batch_shape: Sequence[int], _instance: Distribution | None = None) -> FlowDistribution:
-        base = self.base_dist.expand(torch.Size(batch_shape))
-        return FlowDistribution(base, self.transforms, validate_args=self._validate_args)
+        new = self._get_checked_instance(FlowDistribution, _instance)
+        new._drawn, new.transforms = None, self.transforms
+        new.base_dist = self.base_dist.expand(torch.Size(batch_shape))
+        Distribution.__init__(new, torch.Size(batch_shape), self.event_shape, validate_args=False)
+        new._validate_args = self._validate_args
+        return new
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_drawn": None}
+
+    def __repr__(self) -> str:
+        kinds = [f"{len(list(same))} x {name}" for name, same in groupby(map(_name, self.transforms))]
+        shapes = f"batch_shape={tuple(self.batch_shape)}, event_shape={tuple(self.event_shape)}"
+        return f"{type(self).__name__}({shapes}, transforms=[{', '.join(kinds)}])"
+
+
+def _name(step: Transform) -> str:
+    return f"{type(step.inv).__name__}.inv" if isinstance(step, Inverse) else type(step).__name__
+
+
+class _Drawn:
+    """The last sample and its log-density, while both are what they were."""
+
+    def __init__(self, z: Tensor, log_q: Tensor):
+        self.z, self.log_q, self.versions = z, log_q, (z._version, log_q._version)
+        self.with_grad = torch.is_grad_enabled()
+
+    @classmethod
+    def of(cls, z: Tensor, log_q: Tensor) -> _Drawn | None:
+        # Tensors of inference mode do not count their changes, and compiled code does not remember.
+        return None if torch.compiler.is_compiling() or z.is_inference() else cls(z, log_q)
+
+    def answers(self, value: Tensor) -> bool:
+        # A sample drawn without a graph is a constant: its log-density's gradient needs the inverse.
+        known = value is self.z and (self.with_grad or not torch.is_grad_enabled())
+        return known and self.versions == (self.z._version, self.log_q._version)

@@ -1,12 +1,12 @@
 """Amortized flows: ``flow(context)`` gives a :class:`~sylvester.distributions.FlowDistribution`."""
 
-from sylvester.allocator import keep_freed_memory
 from sylvester.flows.autoregressive import IAF, MAF, MeanOnlyIAF
-from sylvester.flows.base import AmortizedSteps, DiagonalGaussian, Flow, Inverted, Steps
+from sylvester.flows.base import AmortizedSteps, DiagonalGaussian, Flow, compose, inverted
 from sylvester.flows.coupling import NICE, RealNVP
 from sylvester.flows.gaussian import Gaussian
 from sylvester.flows.householder import Householder
 from sylvester.flows.hypernetwork import Hypernetwork, Output
+from sylvester.flows.masked import MaskedSteps
 from sylvester.flows.planar import Planar
 from sylvester.flows.radial import Radial
 from sylvester.flows.sylvester import HouseholderSylvester, OrthogonalSylvester, TriangularSylvester
@@ -39,15 +39,14 @@ __all__ = [
     "Householder",
     "HouseholderSylvester",
     "Hypernetwork",
-    "Inverted",
+    "MaskedSteps",
     "MeanOnlyIAF",
     "OrthogonalSylvester",
     "Output",
     "Planar",
     "Radial",
     "RealNVP",
-    "Steps",
     "TriangularSylvester",
+    "compose",
+    "inverted",
 ]
-
-keep_freed_memory()

@@ -4,73 +4,177 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
-import torch
 from torch.distributions import Transform
+from torch.nn.functional import elu
 
-from sylvester.flows.base import Family
-from sylvester.flows.masked import MaskedNet, MaskedSteps
-from sylvester.transforms import AutoregressiveTransform
-from sylvester.transforms.elementwise import Conditioner, Kind
+from sylvester.flows.base import DiagonalGaussian, Flow, check_sizes, family
+from sylvester.flows.hypernetwork import Init
+from sylvester.flows.masked import Activation, BoundNet, MaskedSteps
+from sylvester.transforms import Affine, AutoregressiveTransform, Elementwise, Gated, Shift
 
 Order = Literal["paired", "alternating"]
 
 
-class AutoregressiveSteps(MaskedSteps):
-    """K autoregressive steps, the order of the coordinates reversed between them.
+@family
+class IAF(Flow):
+    """Inverse autoregressive flow, gated: z' = g z + (1 − g) μ, both from a masked network of z and the context.
 
-    ``order="alternating"`` reverses at every step: N R N R …; ``"paired"`` is what flipping z before every second step
-    without flipping it back amounts to, as in the paper's experiments: N R R N N R R N ….
+    Sampling takes one pass a step, ``log_prob`` of a new point D.
+
+    Args:
+        hidden_features: one width for two hidden layers, or a width for each.
+        activation: between the layers.
+        order: "alternating" reverses the order of the coordinates at every step, N R N R …; "paired" is what flipping z
+            before every second step without flipping it back amounts to, as in the paper's experiments:
+            N R R N N R R N ….
+        gate_floor: the least gate; 0 is the paper's.
     """
 
     def __init__(
         self,
         features: int,
-        context: int,
-        transforms: int,
+        context: int = 0,
+        transforms: int = 8,
         *,
-        kind: Kind,
-        inverse: bool = False,
+        hidden_features: int | Sequence[int] | None = None,
+        activation: Activation = elu,
         order: Order = "paired",
         gate_floor: float = 1e-3,
-        hidden_features: int | Sequence[int] | None = None,
-        **options: Any,
+        init: Init = "identity",
+        hyper_features: Sequence[int] = (),
+        variance_bounds: tuple[float, float] | None = None,
     ):
-        if order not in get_args(Order):
-            raise ValueError(f"Expected order in {get_args(Order)}; got {order!r}")
-        natural = torch.arange(features)
-        turned = [k % 2 if order == "alternating" else (k + 1) // 2 % 2 for k in range(transforms)]
-        positions = [natural.flip(0) if turn else natural for turn in turned]
-        gate, scale = kind == "gated", kind != "shift"
-        super().__init__(positions, context, hidden_features=hidden_features, scale=scale, gate=gate, **options)
-        self.kind, self.inverse, self.gate_floor = kind, inverse, gate_floor
+        super().__init__(
+            *_parts(
+                features,
+                context,
+                transforms,
+                Gated(gate_floor),
+                hidden_features=hidden_features,
+                activation=activation,
+                order=order,
+                init=init,
+                hyper_features=hyper_features,
+                variance_bounds=variance_bounds,
+            )
+        )
 
-    def step(self, net: MaskedNet, conditioner: Conditioner) -> Transform:
-        step = AutoregressiveTransform(conditioner, self.kind, order=net.position, gate_floor=self.gate_floor)
-        return step.inv if self.inverse else step
 
+@family
+class MeanOnlyIAF(Flow):
+    """z' = z + μ(z): an inverse autoregressive flow that preserves volume.
 
-class IAF(Family):
-    """Inverse autoregressive flow, gated: z' = g z + (1 − g) μ, both from a masked network of z and the context.
-
-    Options: ``hidden_features`` (one width for two layers, or a sequence), ``order`` ("paired" or "alternating"),
-    ``gate_floor`` (0 is the paper's). Sampling takes one pass a step, ``log_prob`` of a new point D.
+    Args:
+        hidden_features, activation, order: as for :class:`IAF`.
     """
 
-    make_steps = partial(AutoregressiveSteps, kind="gated")
+    def __init__(
+        self,
+        features: int,
+        context: int = 0,
+        transforms: int = 8,
+        *,
+        hidden_features: int | Sequence[int] | None = None,
+        activation: Activation = elu,
+        order: Order = "paired",
+        init: Init = "identity",
+        hyper_features: Sequence[int] = (),
+        variance_bounds: tuple[float, float] | None = None,
+    ):
+        super().__init__(
+            *_parts(
+                features,
+                context,
+                transforms,
+                Shift(),
+                hidden_features=hidden_features,
+                activation=activation,
+                order=order,
+                init=init,
+                hyper_features=hyper_features,
+                variance_bounds=variance_bounds,
+            )
+        )
 
 
-class MeanOnlyIAF(Family):
-    """z' = z + μ(z): an inverse autoregressive flow that preserves volume. Options as for :class:`IAF`."""
-
-    make_steps = partial(AutoregressiveSteps, kind="shift")
-
-
-class MAF(Family):
+@family
+class MAF(Flow):
     """Masked autoregressive flow, the other direction of an affine IAF: ``log_prob`` takes one pass a step, sampling D.
 
-    Options: ``hidden_features`` and ``order``, as for :class:`IAF`.
+    Args:
+        hidden_features, activation: as for :class:`IAF`.
+        order: as for :class:`IAF`, but alternating unless given.
     """
 
-    make_steps = partial(AutoregressiveSteps, kind="affine", inverse=True)
+    def __init__(
+        self,
+        features: int,
+        context: int = 0,
+        transforms: int = 8,
+        *,
+        hidden_features: int | Sequence[int] | None = None,
+        activation: Activation = elu,
+        order: Order = "alternating",
+        init: Init = "identity",
+        hyper_features: Sequence[int] = (),
+        variance_bounds: tuple[float, float] | None = None,
+    ):
+        super().__init__(
+            *_parts(
+                features,
+                context,
+                transforms,
+                Affine(),
+                inverse=True,
+                hidden_features=hidden_features,
+                activation=activation,
+                order=order,
+                init=init,
+                hyper_features=hyper_features,
+                variance_bounds=variance_bounds,
+            )
+        )
+
+
+def _parts(
+    features: int,
+    context: int,
+    transforms: int,
+    elementwise: Elementwise,
+    *,
+    inverse: bool = False,
+    hidden_features: int | Sequence[int] | None,
+    activation: Activation,
+    order: Order,
+    init: Init,
+    hyper_features: Sequence[int],
+    variance_bounds: tuple[float, float] | None,
+) -> tuple[DiagonalGaussian, list[MaskedSteps]]:
+    """The base and the steps of a flow; with ``inverse``, in the other direction."""
+    check_sizes(features, context, init, transforms=transforms)
+    base = DiagonalGaussian(features, context, hyper_features=hyper_features, variance_bounds=variance_bounds)
+    steps = MaskedSteps(
+        _positions(features, transforms, order),
+        context,
+        elementwise,
+        partial(_bind, elementwise=elementwise, inverse=inverse),
+        hidden_features=hidden_features,
+        activation=activation,
+        init=init,
+        hyper_features=hyper_features,
+    )
+    return base, [steps]
+
+
+def _positions(features: int, transforms: int, order: Order) -> list[range]:
+    if order not in get_args(Order):
+        raise ValueError(f"Expected order in {get_args(Order)}; got {order!r}")
+    turned = [k % 2 if order == "alternating" else (k + 1) // 2 % 2 for k in range(transforms)]
+    return [range(features)[::-1] if turn else range(features) for turn in turned]
+
+
+def _bind(net: BoundNet, elementwise: Elementwise, *, inverse: bool) -> Transform:
+    step = AutoregressiveTransform(net, elementwise, order=net.position, batch_shape=net.batch_shape)
+    return step.inv if inverse else step

@@ -1,16 +1,16 @@
 """Bind, then use: a flow is a module that maps a context to a distribution.
 
-    Flow = a base, which gives the diagonal Gaussian, and groups of steps, which give transforms.
+    Flow = a base, a module that gives the diagonal Gaussian, and steps, modules that give transforms.
 
-Families add nothing to :class:`Flow` but their steps; most steps are a table of parameter shapes and the constraint
-that keeps the step invertible (:class:`AmortizedSteps`).
+A family adds its steps, and most steps are a table of parameter shapes and a function that keeps the step invertible
+(:class:`AmortizedSteps`).
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+import inspect
 from collections.abc import Callable, Sequence
-from typing import Any, get_args
+from typing import TypeVar, get_args
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,11 @@ from torch.distributions import Independent, Normal, Transform
 
 from sylvester.distributions import FlowDistribution
 from sylvester.flows.hypernetwork import Hypernetwork, Init, Output
+from sylvester.linalg.precision import full_precision
+from sylvester.transforms.elementwise import NUDGE
+
+#: {name: parameters of all K steps, (*, K, *shape)} -> the transforms.
+Bind = Callable[[dict[str, Tensor]], Sequence[Transform]]
 
 
 class DiagonalGaussian(nn.Module):
@@ -46,76 +51,63 @@ class DiagonalGaussian(nn.Module):
             variance = variance.clamp(*self.variance_bounds)
         return Independent(Normal(out["loc"], variance.sqrt(), validate_args=False), 1, validate_args=False)
 
-
-class Steps(nn.Module, ABC):
-    """context -> a list of transforms."""
-
-    @abstractmethod
-    def forward(self, context: Tensor | None) -> list[Transform]: ...
+    def extra_repr(self) -> str:
+        bounds = "" if self.variance_bounds is None else f", variance_bounds={self.variance_bounds}"
+        return f"features={self.features}, context={self.context}{bounds}"
 
 
-class AmortizedSteps(Steps):
-    """Steps whose parameters the hypernetwork emits: a family gives the table and says what to make of it."""
+class AmortizedSteps(nn.Module):
+    """K steps whose parameters the hypernetwork emits.
+
+    Args:
+        context: the size of the context; 0 for learned parameters.
+        transforms: K.
+        table: each parameter of a step with its shape and where it starts.
+        bind: makes the transforms of the raw parameters; here the constraints are met.
+        init, hyper_features: as for every family.
+    """
 
     def __init__(
         self,
         context: int,
         transforms: int,
         table: dict[str, Output],
+        bind: Bind,
         *,
         init: Init = "identity",
         hyper_features: Sequence[int] = (),
     ):
         super().__init__()
-        self.hypernetwork = Hypernetwork(context, table, steps=transforms, hyper_features=hyper_features, init=init)
+        self.bind = bind
+        self.hypernetwork = Hypernetwork(
+            context, table, transforms=transforms, hyper_features=hyper_features, init=init
+        )
 
-    @abstractmethod
-    def bind(self, raw: dict[str, Tensor]) -> list[Transform]:
-        """Transforms from the raw parameters ``(*, K, *shape)``: here the constraints are met."""
-
-    def forward(self, context: Tensor | None) -> list[Transform]:
+    def forward(self, context: Tensor | None) -> Sequence[Transform]:
         return self.bind(self.hypernetwork(context))
-
-
-def nudge(transforms: int) -> float:
-    """How far one of K steps may move the log-density at an identity start, for about 1e-4 in all."""
-    return 1e-4 / transforms**0.5
-
-
-def each_step(event_dims: int, parameter: Tensor) -> Sequence[Tensor]:
-    """``(*, K, *shape)`` -> K tensors ``(*, *shape)``."""
-    return torch.unbind(parameter, parameter.dim() - event_dims - 1)
 
 
 class Flow(nn.Module):
     """A distribution over ``features`` variables, conditional on a context where ``context`` > 0.
 
-    ``Flow([flow, flow, …])`` composes: the first flow's base, then the steps of all, in order.
+    Args:
+        base: a module context -> ``Independent(Normal(loc, scale), 1)`` with attributes ``features`` and ``context``.
+        steps: modules context -> transforms, first to last.
 
-    >>> from sylvester.flows import Planar, TriangularSylvester
-    >>> flow = Flow([Planar(2, transforms=4), TriangularSylvester(2, transforms=2)])
-    >>> flow().rsample((3,)).shape
-    torch.Size([3, 2])
+    >>> from sylvester.flows import DiagonalGaussian, Planar
+    >>> planar = Planar(2, context=3, transforms=4)
+    >>> flow = Flow(DiagonalGaussian(2, context=3), planar.steps)
+    >>> flow(torch.zeros(5, 3))
+    FlowDistribution(batch_shape=(5,), event_shape=(2,), transforms=[4 x PlanarTransform])
     """
 
-    def __init__(self, flows: Sequence[Flow]):
-        if not flows:
-            raise ValueError("Expected at least one flow to compose; got none")
-        for name in ("features", "context"):
-            values = [getattr(flow, name) for flow in flows]
-            if len(set(values)) > 1:
-                raise ValueError(f"Expected flows with the same {name}; got {values}")
-        self._assemble(flows[0].base, [group for flow in flows for group in flow.groups()])
-
-    def _assemble(self, base: DiagonalGaussian, steps: Sequence[Steps]) -> None:
+    def __init__(self, base: nn.Module, steps: Sequence[nn.Module] | nn.ModuleList = ()):
         super().__init__()
         self.base, self.steps = base, nn.ModuleList(steps)
-        self.features, self.context = base.features, base.context
+        self.features: int = base.features  # type: ignore[assignment]
+        self.context: int = base.context  # type: ignore[assignment]
 
-    def groups(self) -> list[Steps]:
-        """The groups of steps, first to last."""
-        return [group for group in self.steps if isinstance(group, Steps)]
-
+    @full_precision
     def forward(self, context: Tensor | None = None) -> FlowDistribution:
         if context is None and self.context:
             raise ValueError(f"Expected a context of {self.context} features; got none")
@@ -123,77 +115,94 @@ class Flow(nn.Module):
             raise ValueError("Expected no context, as this flow was made with context=0; got one")
         if context is not None and (context.dim() < 1 or context.shape[-1] != self.context):
             raise ValueError(f"Expected a context of shape (*, {self.context}); got {tuple(context.shape)}")
-        transforms = [transform for group in self.groups() for transform in group(context)]
+        for parameter in self.base.parameters():
+            if parameter.dtype.itemsize < 4:
+                raise ValueError(
+                    f"Expected a flow in float32 or float64, as densities need; got {parameter.dtype}: "
+                    "leave the flow at full precision and use autocast, which ends where a flow begins"
+                )
+        transforms = [transform for module in self.steps for transform in module(context)]
         return FlowDistribution(self.base(context), transforms, validate_args=False)
 
     def extra_repr(self) -> str:
         return f"features={self.features}, context={self.context}"
 
 
-class Inverted(Flow):
+def compose(*flows: Flow) -> Flow:
+    """The first flow's base, then the steps of all, in order.
+
+    >>> from sylvester.flows import Planar, TriangularSylvester
+    >>> flow = compose(Planar(2, transforms=4), TriangularSylvester(2, transforms=2))
+    >>> flow().rsample((3,)).shape
+    torch.Size([3, 2])
+    """
+    if not flows:
+        raise ValueError("Expected at least one flow to compose; got none")
+    for name in ("features", "context"):
+        values = [getattr(flow, name) for flow in flows]
+        if len(set(values)) > 1:
+            raise ValueError(f"Expected flows with the same {name}; got {values}")
+    return Flow(flows[0].base, [module for flow in flows for module in flow.steps])
+
+
+def inverted(flow: Flow) -> Flow:
     """The same flow with every step turned round, the base left as it is.
 
     Steps that are cheap to sample become cheap to evaluate, as density estimation wants.
+
+    >>> from sylvester.flows import IAF
+    >>> inverted(IAF(2, transforms=3))()
+    FlowDistribution(batch_shape=(), event_shape=(2,), transforms=[3 x AutoregressiveTransform.inv])
     """
-
-    def __init__(self, flow: Flow):
-        self._assemble(flow.base, [_InvertedSteps(flow.groups())])
+    return Flow(flow.base, [InvertedSteps(flow.steps)])
 
 
-class _InvertedSteps(Steps):
-    def __init__(self, groups: Sequence[Steps]):
+class InvertedSteps(nn.Module):
+    """The inverses of the transforms that other modules give, last to first."""
+
+    def __init__(self, steps: Sequence[nn.Module] | nn.ModuleList):
         super().__init__()
-        self.groups = nn.ModuleList(groups)
+        self.steps = nn.ModuleList(steps)
 
     def forward(self, context: Tensor | None) -> list[Transform]:
-        return [transform.inv for group in reversed(self.groups) for transform in reversed(group(context))]
+        return [transform.inv for module in reversed(self.steps) for transform in reversed(module(context))]
 
 
-class Family(Flow):
-    """A flow of one kind of step.
+_COMMON_ARGUMENTS = """
+    features: D, the number of variables.
+    context: the size of the context; 0 for learned, data-independent parameters.
+    transforms: K, the number of steps.
+    init: "identity" starts at the Gaussian posterior, with a gradient for every parameter; "torch" starts as the
+        paper's experiments did, with torch's default in the hypernetwork.
+    hyper_features: hidden widths of the hypernetwork; none for the paper's single linear layer.
+    variance_bounds: clamp the base's variance, e.g. (0.01, 7).
+"""
 
-    Args:
-        features: D, the number of variables.
-        context: the size of the context; 0 for learned, data-independent parameters.
-        transforms: K, the number of steps.
-        init: "identity" starts at the Gaussian posterior, with a gradient for every parameter; "torch" is torch's
-            default in the hypernetwork, as in the paper's experiments.
-        hyper_features: hidden widths of the hypernetwork; none for the paper's single linear layer.
-        variance_bounds: clamp the base's variance, e.g. (0.01, 7).
-        options: what the family's own steps take.
-    """
-
-    make_steps: Callable[..., Steps]
-
-    def __init__(
-        self,
-        features: int,
-        context: int = 0,
-        transforms: int = 8,
-        *,
-        init: Init = "identity",
-        hyper_features: Sequence[int] = (),
-        variance_bounds: tuple[float, float] | None = None,
-        **options: Any,
-    ):
-        check_common(features, context, init)
-        check_at_least(1, transforms=transforms)
-        base = DiagonalGaussian(features, context, hyper_features=hyper_features, variance_bounds=variance_bounds)
-        steps = type(self).make_steps(
-            features, context, transforms, init=init, hyper_features=hyper_features, **options
-        )
-        self._assemble(base, [steps])
+F = TypeVar("F", bound=type)
 
 
-def check_common(features: int, context: int, init: Init) -> None:
-    """What every family asks of the arguments that all of them take."""
-    check_at_least(1, features=features)
-    check_at_least(0, context=context)
+def family(cls: F) -> F:
+    """Describe the arguments that all families take, in a family's docstring, before those it adds."""
+    summary, _, own = inspect.cleandoc(cls.__doc__ or "").partition("\nArgs:\n")
+    cls.__doc__ = f"{summary.rstrip()}\n\nArgs:{_COMMON_ARGUMENTS}{own}"
+    return cls
+
+
+def nudge(transforms: int) -> float:
+    """How far one of K steps may move the log-density at an identity start."""
+    return NUDGE / transforms**0.5
+
+
+def each_step(event_dims: int, parameter: Tensor) -> Sequence[Tensor]:
+    """``(*, K, *shape)`` -> K tensors ``(*, *shape)``."""
+    return torch.unbind(parameter, parameter.dim() - event_dims - 1)
+
+
+def check_sizes(features: int, context: int, init: Init, **at_least_one: int) -> None:
+    """What every family asks of its arguments."""
+    for least, values in ((1, {"features": features, **at_least_one}), (0, {"context": context})):
+        for name, value in values.items():
+            if not isinstance(value, int) or value < least:
+                raise ValueError(f"Expected an integer {name} >= {least}; got {value!r}")
     if init not in get_args(Init):
         raise ValueError(f"Expected init in {get_args(Init)}; got {init!r}")
-
-
-def check_at_least(least: int, **values: int) -> None:
-    for name, value in values.items():
-        if not isinstance(value, int) or value < least:
-            raise ValueError(f"Expected an integer {name} >= {least}; got {value!r}")

@@ -4,57 +4,123 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
-import torch
 from torch.distributions import Transform
+from torch.nn.functional import elu
 
-from sylvester.flows.base import Family
-from sylvester.flows.masked import MaskedNet, MaskedSteps
-from sylvester.transforms import CouplingTransform
-from sylvester.transforms.elementwise import Conditioner, Kind
+from sylvester.flows.base import DiagonalGaussian, Flow, check_sizes, family
+from sylvester.flows.hypernetwork import Init
+from sylvester.flows.masked import Activation, BoundNet, MaskedSteps
+from sylvester.transforms import Affine, CouplingTransform, Elementwise, Shift
 
 
-class CouplingSteps(MaskedSteps):
-    """K coupling steps between the even and the odd coordinates, taking turns.
+@family
+class NICE(Flow):
+    """Additive couplings, volume preserving; one pass in both directions.
 
-    As positions of a masked network: 0 for the coordinates that pass, 1 for those that change. With one feature it
-    always changes, and depends on the context alone.
+    Args:
+        hidden_features: one width for two hidden layers, or a width for each.
+        activation: between the layers.
     """
 
     def __init__(
         self,
         features: int,
-        context: int,
-        transforms: int,
+        context: int = 0,
+        transforms: int = 8,
         *,
-        kind: Kind,
         hidden_features: int | Sequence[int] | None = None,
-        **options: Any,
+        activation: Activation = elu,
+        init: Init = "identity",
+        hyper_features: Sequence[int] = (),
+        variance_bounds: tuple[float, float] | None = None,
     ):
-        index = torch.arange(features)
-        positions = [(index + k) % 2 if features > 1 else torch.ones_like(index) for k in range(transforms)]
         super().__init__(
-            positions,
-            context,
-            hidden_features=hidden_features,
-            scale=kind == "affine",
-            lowest_degree=1,
-            **options,
+            *_parts(
+                features,
+                context,
+                transforms,
+                Shift(),
+                hidden_features=hidden_features,
+                activation=activation,
+                init=init,
+                hyper_features=hyper_features,
+                variance_bounds=variance_bounds,
+            )
         )
-        self.kind: Kind = kind
-
-    def step(self, net: MaskedNet, conditioner: Conditioner) -> Transform:
-        return CouplingTransform(conditioner, net.position == 0, self.kind)
 
 
-class NICE(Family):
-    """Additive couplings, volume preserving; one pass in both directions. Option: ``hidden_features``."""
+@family
+class RealNVP(Flow):
+    """Affine couplings; one pass in both directions.
 
-    make_steps = partial(CouplingSteps, kind="shift")
+    Args:
+        hidden_features, activation: as for :class:`NICE`.
+    """
+
+    def __init__(
+        self,
+        features: int,
+        context: int = 0,
+        transforms: int = 8,
+        *,
+        hidden_features: int | Sequence[int] | None = None,
+        activation: Activation = elu,
+        init: Init = "identity",
+        hyper_features: Sequence[int] = (),
+        variance_bounds: tuple[float, float] | None = None,
+    ):
+        super().__init__(
+            *_parts(
+                features,
+                context,
+                transforms,
+                Affine(),
+                hidden_features=hidden_features,
+                activation=activation,
+                init=init,
+                hyper_features=hyper_features,
+                variance_bounds=variance_bounds,
+            )
+        )
 
 
-class RealNVP(Family):
-    """Affine couplings; one pass in both directions. Option: ``hidden_features``."""
+def _parts(
+    features: int,
+    context: int,
+    transforms: int,
+    elementwise: Elementwise,
+    *,
+    hidden_features: int | Sequence[int] | None,
+    activation: Activation,
+    init: Init,
+    hyper_features: Sequence[int],
+    variance_bounds: tuple[float, float] | None,
+) -> tuple[DiagonalGaussian, list[MaskedSteps]]:
+    """The base and the steps of a flow."""
+    check_sizes(features, context, init, transforms=transforms)
+    base = DiagonalGaussian(features, context, hyper_features=hyper_features, variance_bounds=variance_bounds)
+    steps = MaskedSteps(
+        _positions(features, transforms),
+        context,
+        elementwise,
+        partial(_bind, elementwise=elementwise),
+        hidden_features=hidden_features,
+        activation=activation,
+        lowest_degree=1,
+        init=init,
+        hyper_features=hyper_features,
+    )
+    return base, [steps]
 
-    make_steps = partial(CouplingSteps, kind="affine")
+
+def _positions(features: int, transforms: int) -> list[list[int]]:
+    """The even and the odd coordinates take turns: 0 for those that pass, 1 for those that change.
+
+    With one feature it always changes, and depends on the context alone.
+    """
+    return [[(i + k) % 2 if features > 1 else 1 for i in range(features)] for k in range(transforms)]
+
+
+def _bind(net: BoundNet, elementwise: Elementwise) -> Transform:
+    return CouplingTransform(net, net.position == 0, elementwise, batch_shape=net.batch_shape)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sylvester.flows.base import DiagonalGaussian, Flow, check_common
+from sylvester.flows.base import DiagonalGaussian, Flow, check_sizes, family
 from sylvester.flows.hypernetwork import Init
 
 
+@family
 class Gaussian(Flow):
     """No steps at all. ``transforms`` and ``init`` are taken so that families can stand in for one another."""
 
@@ -21,6 +22,7 @@ class Gaussian(Flow):
         hyper_features: Sequence[int] = (),
         variance_bounds: tuple[float, float] | None = None,
     ):
-        check_common(features, context, init)
-        base = DiagonalGaussian(features, context, hyper_features=hyper_features, variance_bounds=variance_bounds)
-        self._assemble(base, [])
+        check_sizes(features, context, init)
+        super().__init__(
+            DiagonalGaussian(features, context, hyper_features=hyper_features, variance_bounds=variance_bounds)
+        )

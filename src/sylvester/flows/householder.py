@@ -2,38 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch.distributions import Transform
 
-from sylvester.flows.base import AmortizedSteps, Family, nudge
-from sylvester.flows.hypernetwork import Output
+from sylvester.flows.base import AmortizedSteps, DiagonalGaussian, Flow, check_sizes, family, nudge
+from sylvester.flows.hypernetwork import Init, Output
 from sylvester.transforms import HouseholderTransform
 
 
-class HouseholderSteps(AmortizedSteps):
-    first: Tensor  # (1, D)
-    signs: Tensor  # (K, D)
-
-    def __init__(self, features: int, context: int, transforms: int, **options: Any):
-        first = torch.eye(features)[:1]
-        table = {"v": Output((features,), center=first, spread=nudge(transforms) / features**0.5)}
-        super().__init__(context, transforms, table, **options)
-        # Every second vector, counted from the last, stands behind an odd number of flips.
-        flipped = torch.arange(transforms).flip(0)[:, None] % 2
-        self.register_buffer("first", first, persistent=False)
-        self.register_buffer("signs", 1 - 2 * first * flipped, persistent=False)
-
-    def bind(self, raw: dict[str, Tensor]) -> list[Transform]:
-        v = raw["v"] * self.signs  # (*, K, D)
-        if len(self.signs) % 2:
-            v = torch.cat([self.first.expand_as(v[..., :1, :]), v], -2)
-        return [HouseholderTransform(v)]
-
-
-class Householder(Family):
+@family
+class Householder(Flow):
     """K steps z' = H_v H_1 z, where H_1 flips the first coordinate and v is learned.
 
     One reflection is never near the identity; two in nearly the same direction are. Since H_1 H_v H_1 is the reflection
@@ -41,4 +21,31 @@ class Householder(Family):
     same family of distributions. They are one product, and so one transform.
     """
 
-    make_steps = HouseholderSteps
+    def __init__(
+        self,
+        features: int,
+        context: int = 0,
+        transforms: int = 8,
+        *,
+        init: Init = "identity",
+        hyper_features: Sequence[int] = (),
+        variance_bounds: tuple[float, float] | None = None,
+    ):
+        check_sizes(features, context, init, transforms=transforms)
+        base = DiagonalGaussian(features, context, hyper_features=hyper_features, variance_bounds=variance_bounds)
+        spread = nudge(transforms) / features**0.5
+        table = {"v": Output((features,), center=torch.eye(features)[:1], spread=spread)}
+        steps = AmortizedSteps(context, transforms, table, _bind, init=init, hyper_features=hyper_features)
+        super().__init__(base, [steps])
+
+
+def _bind(raw: dict[str, Tensor]) -> list[HouseholderTransform]:
+    v = raw["v"]  # (*, K, D)
+    # Every second vector, counted from the last, stands behind an odd number of flips: its first entry changes sign.
+    flips = torch.arange(v.shape[-2], device=v.device).flip(0) % 2
+    head, tail = v[..., :1] * (1 - 2 * flips).unsqueeze(-1).to(v.dtype), v[..., 1:]
+    v = torch.cat([head, tail], -1)
+    if v.shape[-2] % 2:
+        first = torch.eye(v.shape[-1], dtype=v.dtype, device=v.device)[:1]
+        v = torch.cat([first.expand_as(v[..., :1, :]), v], -2)
+    return [HouseholderTransform(v)]

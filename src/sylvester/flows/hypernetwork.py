@@ -15,6 +15,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from sylvester.linalg.opaque import with_tangent
+
 # From so many outputs a step on, a product for each step is faster than one for all.
 _WIDE = 1024
 
@@ -25,7 +27,7 @@ Init = Literal["identity", "torch"]
 class Output:
     """One row of the table: a parameter's shape within a step, and where it starts under ``init="identity"``.
 
-    At the start the parameter is ``center`` (broadcast to ``(steps, *shape)``) and varies round it with standard
+    At the start the parameter is ``center`` (broadcast to ``(transforms, *shape)``) and varies round it with standard
     deviation ``spread``: over the steps' biases, and over contexts of unit variance.
     """
 
@@ -39,7 +41,7 @@ class Output:
 
 
 class Hypernetwork(nn.Module):
-    """context ``(*, context)`` -> {name: ``(*, steps, *shape)``}; without context, learned ``(steps, *shape)``.
+    """context ``(*, context)`` -> {name: ``(*, transforms, *shape)``}; without context, learned parameters.
 
     ``init="torch"`` is torch's default for linear layers; ``init="identity"`` follows the table.
     """
@@ -49,17 +51,17 @@ class Hypernetwork(nn.Module):
         context: int,
         table: dict[str, Output],
         *,
-        steps: int = 1,
+        transforms: int = 1,
         hyper_features: Sequence[int] = (),
         init: Init = "torch",
     ):
         super().__init__()
-        self.table, self.steps = table, steps
+        self.table, self.transforms = table, transforms
         self.outputs = sum(row.size for row in table.values())
         widths = [context, *hyper_features] if context else [0]
         hidden = [layer for pair in itertools.pairwise(widths) for layer in (nn.Linear(*pair), nn.ELU())]
         self.hidden = nn.Sequential(*hidden)
-        fan_in, fan_out = widths[-1], steps * self.outputs
+        fan_in, fan_out = widths[-1], transforms * self.outputs
         # torch's default for linear layers; a table without context takes its outputs' number for the fan-in.
         bound = 1 / math.sqrt(fan_in or max(self.outputs, 1))
         self.weight = nn.Parameter(torch.empty(fan_out, fan_in).uniform_(-bound, bound)) if context else None
@@ -72,7 +74,10 @@ class Hypernetwork(nn.Module):
         def packed(values: Sequence[Tensor | float]) -> Tensor:
             rows = zip(values, self.table.values(), strict=True)
             return torch.cat(
-                [torch.as_tensor(v).expand(self.steps, *row.shape).reshape(self.steps, -1) for v, row in rows],
+                [
+                    torch.as_tensor(v).expand(self.transforms, *row.shape).reshape(self.transforms, -1)
+                    for v, row in rows
+                ],
                 1,
             )
 
@@ -84,8 +89,12 @@ class Hypernetwork(nn.Module):
             bound = math.sqrt(3 / self.weight.shape[1])
             self.weight.uniform_(-bound, bound).mul_(spread.reshape(-1, 1))
 
+    def extra_repr(self) -> str:
+        table = ", ".join(f"{name}: {row.shape}" for name, row in self.table.items())
+        return f"transforms={self.transforms}, {table}"
+
     def forward(self, context: Tensor | None) -> dict[str, Tensor]:
-        flat = self.bias.unflatten(0, (self.steps, self.outputs))  # (K, outputs)
+        flat = self.bias.unflatten(0, (self.transforms, self.outputs))  # (K, outputs)
         if self.weight is not None:
             assert context is not None
             hidden = self.hidden(context)
@@ -93,8 +102,8 @@ class Hypernetwork(nn.Module):
                 flat = nn.functional.linear(hidden, self.weight, self.bias).unflatten(-1, flat.shape)
             else:
                 rows = hidden.reshape(-1, hidden.shape[-1])  # (B, E)
-                flat = _Linear.apply(rows, self.weight.unflatten(0, flat.shape), flat)  # (K, B, outputs)
-                flat = flat.reshape(self.steps, *hidden.shape[:-1], self.outputs).movedim(0, -2)  # (*, K, outputs)
+                flat = _linear(rows, self.weight.unflatten(0, flat.shape), flat)  # (K, B, outputs)
+                flat = flat.reshape(self.transforms, *hidden.shape[:-1], self.outputs).movedim(0, -2)  # (*, K, outputs)
         parts = flat.split([row.size for row in self.table.values()], -1)
         return {
             name: part.unflatten(-1, row.shape) if row.shape else part.squeeze(-1)
@@ -117,11 +126,25 @@ class _Linear(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:
-        rows, weight, _ = inputs
+        rows, weight, bias = inputs
         ctx.save_for_backward(rows, weight)
+        ctx.save_for_forward(rows, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         rows, weight = ctx.saved_tensors
         grad_weight = torch.bmm(grad.mT, rows.expand(len(weight), -1, -1))
         return torch.bmm(grad, weight).sum(0), grad_weight, grad.sum(1)
+
+    @staticmethod
+    def tangent(ctx: Any, *tangents: Tensor | None) -> Tensor:
+        rows, weight, _ = ctx.saved_tensors
+        rows_dot, weight_dot, bias_dot = (
+            torch.zeros_like(value) if dot is None else dot
+            for value, dot in zip(ctx.saved_tensors, tangents, strict=True)
+        )
+        moved = torch.baddbmm(bias_dot.unsqueeze(1), rows_dot.expand(len(weight), -1, -1), weight.mT)
+        return moved + rows @ weight_dot.mT
+
+
+_linear = with_tangent(_Linear)

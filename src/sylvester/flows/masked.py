@@ -10,55 +10,81 @@ from __future__ import annotations
 
 import itertools
 import math
-from abc import abstractmethod
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.distributions import Transform
-from torch.nn.functional import elu, linear
+from torch.nn.functional import linear
 
-from sylvester.flows.base import Steps, nudge
+from sylvester.buffers import DerivedBuffers
 from sylvester.flows.hypernetwork import Hypernetwork, Init, Output
-from sylvester.transforms.elementwise import Conditioner
+from sylvester.linalg.opaque import with_tangent
+from sylvester.transforms import Elementwise
 
 # Rows of a block: fewer of them skip more of the weights, more of them make better products.
 _BLOCK = 320
 
+Activation = Callable[[Tensor], Tensor]
 
-class MaskedLinear(nn.Linear):
-    """A linear layer whose weights are zero outside a mask ``(out, in)``.
+
+class MaskedLinear(DerivedBuffers, nn.Linear):
+    """A linear layer in which a unit of degree d sees the inputs of degree ≤ d.
 
     Its rows are multiplied in blocks, each with the inputs that any of its rows sees: what lies beyond the last of them
     costs nothing.
     """
 
-    mask: Tensor
+    mask: Tensor  # (out, in)
 
-    def __init__(self, mask: Tensor):
-        super().__init__(mask.shape[1], mask.shape[0])
-        self.register_buffer("mask", mask.to(self.weight.dtype), persistent=False)
+    def __init__(self, before: Tensor, after: Tensor):
+        super().__init__(len(before), len(after))
+        self.degrees = before, after
+        self.register_derived()
+        mask = self._mask()
         self.dense = bool(mask.all())
-        size = _BLOCK if mask.shape[1] >= _BLOCK else len(mask)  # of few inputs, there is little to skip
-        blocks = [slice(start, start + size) for start in range(0, len(mask), size)]
+        size = _BLOCK if self.in_features >= _BLOCK else self.out_features  # of few inputs, there is little to skip
+        blocks = [slice(start, start + size) for start in range(0, self.out_features, size)]
         self.blocks = [(rows, _reach(mask[rows])) for rows in blocks]
 
-    def bind(self) -> Callable[[Tensor], Tensor]:
-        """The layer as a function, its weights masked once for however many points come."""
+    def _mask(self) -> Tensor:
+        before, after = self.degrees
+        return after[:, None] >= before
+
+    def derived(self) -> dict[str, Tensor]:
+        return {"mask": self._mask().float()}
+
+    def bind(self) -> BoundLayer:
+        """The layer as it is now, its weights masked once for however many points come."""
         if self.dense:
-            return self
-        weights = _MaskedBlocks.apply(self.weight, self.mask, self.blocks)
-        layers = [(reach, w, self.bias[rows]) for w, (rows, reach) in zip(weights, self.blocks, strict=True)]
-
-        def layer(x: Tensor) -> Tensor:
-            parts = [linear(x[..., :reach], w, bias) for reach, w, bias in layers]
-            return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
-
-        return layer
+            return BoundLayer([(self.in_features, self.weight[:], self.bias[:])])
+        weights = _masked_blocks(self.weight, self.mask, self.blocks)
+        return BoundLayer(
+            [(reach, weight, self.bias[rows]) for weight, (rows, reach) in zip(weights, self.blocks, strict=True)]
+        )
 
     def forward(self, x: Tensor) -> Tensor:
-        return linear(x, self.weight, self.bias) if self.dense else self.bind()(x)
+        return self.bind()(x)
+
+
+class BoundLayer:
+    """Blocks of rows, each with the number of inputs it sees, its weights and its biases."""
+
+    def __init__(self, blocks: Sequence[tuple[int, Tensor, Tensor]]):
+        self.blocks = blocks
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return tuple(tensor for _, *block in self.blocks for tensor in block)
+
+    def rebuild(self, tensors: Iterable[Tensor]) -> BoundLayer:
+        each = iter(tensors)
+        return BoundLayer([(reach, next(each), next(each)) for reach, _, _ in self.blocks])
+
+    def __call__(self, x: Tensor) -> Tensor:
+        parts = [linear(x[..., :reach], weight, bias) for reach, weight, bias in self.blocks]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, -1)
 
 
 class _MaskedBlocks(torch.autograd.Function):
@@ -74,6 +100,7 @@ class _MaskedBlocks(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
         _, mask, ctx.blocks = inputs
         ctx.save_for_backward(mask)
+        ctx.save_for_forward(mask)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
@@ -83,110 +110,170 @@ class _MaskedBlocks(torch.autograd.Function):
             grad[rows, :reach] = each * mask[rows, :reach]
         return grad, None, None
 
+    @staticmethod
+    def tangent(ctx: Any, weight_dot: Tensor, *unused: None) -> tuple[Tensor, ...]:
+        (mask,) = ctx.saved_tensors
+        return tuple(weight_dot[rows, :reach] * mask[rows, :reach] for rows, reach in ctx.blocks)
+
+
+_masked_blocks = with_tangent(_MaskedBlocks)
+
 
 def _reach(mask: Tensor) -> int:
     """How many columns of a mask come before those that are empty to the end; at least one."""
     return int(mask.any(0).nonzero().max()) + 1 if mask.any() else 1
 
 
-class MaskedNet(nn.Module):
-    """z, context -> (shift, raw scale), as eq. 31: ELU(masked z) + context, then masked layers.
+class MaskedNet(DerivedBuffers):
+    """z, context -> numbers, as eq. 31: activation(masked z) + context, then masked layers.
 
     Args:
         position: ``(D,)``, the place of each coordinate in the order.
         hidden_features: widths of the hidden layers; the context is added to the first.
-        scale: whether there is a raw scale beside the shift.
+        numbers: how many a coordinate gets.
+        activation: between the layers.
         lowest_degree: of the hidden units; above 0, none of them sees the context alone.
-        shrink: a factor of the last layer's initial weights, whose default is torch's.
-        scale_bias: what is added to the initial bias of the raw scale.
     """
 
     position: Tensor
 
     def __init__(
         self,
-        position: Tensor,
+        position: Sequence[int],
         hidden_features: Sequence[int],
+        numbers: int,
         *,
-        scale: bool,
+        activation: Activation,
         lowest_degree: int = 0,
-        shrink: float = 1.0,
-        scale_bias: float = 0.0,
     ):
         super().__init__()
-        self.register_buffer("position", position, persistent=False)
-        self.scale = scale
-        cycle = int(position.max()) + 1 - lowest_degree
-        degrees = [(lowest_degree + torch.arange(width) % cycle).sort().values for width in hidden_features]
-        masks = [degrees[0][:, None] > position]
-        masks += [after[:, None] >= before for before, after in itertools.pairwise(degrees)]
-        masks += [position.repeat(1 + scale)[:, None] >= degrees[-1]]
-        self.layers = nn.ModuleList([MaskedLinear(mask) for mask in masks])
-        with torch.no_grad():
-            last = self._layers()[-1]
-            last.weight.mul_(shrink)
-            last.bias.mul_(shrink)
-            last.bias[len(position) :] += scale_bias
+        self.place, self.numbers, self.activation = tuple(position), numbers, activation
+        self.register_derived()
+        places = torch.tensor(self.place, device="cpu")
+        cycle = max(position) + 1 - lowest_degree
+        degrees = [
+            (lowest_degree + torch.arange(width, device="cpu") % cycle).sort().values for width in hidden_features
+        ]
+        # A coordinate is seen by the units of higher degree; an output sees the units up to its own position.
+        chain = [places + 1, *degrees, places.repeat(numbers)]
+        self.layers = nn.ModuleList(MaskedLinear(*pair) for pair in itertools.pairwise(chain))
 
-    def _layers(self) -> list[MaskedLinear]:
-        return [layer for layer in self.layers if isinstance(layer, MaskedLinear)]
+    def derived(self) -> dict[str, Tensor]:
+        return {"position": torch.tensor(self.place)}
 
-    def bind(self, context: Tensor | None) -> Conditioner:
-        """The network for one context ``(*, hidden_features[0])``, or none."""
-        first, *middle, last = [layer.bind() for layer in self._layers()]
+    def masked_layers(self) -> Iterable[MaskedLinear]:
+        return cast(Iterable[MaskedLinear], self.layers)
 
-        def net(z: Tensor) -> tuple[Tensor, Tensor | None]:
-            h = elu(first(z))
-            if context is not None:
-                h = h + context
-            for layer in middle:
-                h = elu(layer(h))
-            if not self.scale:
-                return last(h), None
-            shift, raw_scale = last(h).chunk(2, -1)
-            return shift, raw_scale
-
-        return net
+    def bind(self, context: Tensor | None) -> BoundNet:
+        """The network as it is now, for one context ``(*, hidden_features[0])``, or none."""
+        layers = [layer.bind() for layer in self.masked_layers()]
+        return BoundNet(layers, context, self.position, self.numbers, self.activation)
 
 
-class MaskedSteps(Steps):
-    """K networks and the context vector they share, which the hypernetwork makes (fig. 1, right)."""
+class BoundNet:
+    """A masked network with its weights and its context: points ``(*, D)`` to ``(*, numbers, D)``."""
 
     def __init__(
         self,
-        positions: Sequence[Tensor],
+        layers: Sequence[BoundLayer],
+        context: Tensor | None,
+        position: Tensor,
+        numbers: int,
+        activation: Activation,
+    ):
+        self.layers, self.context, self.position = layers, context, position
+        self.numbers, self.activation = numbers, activation
+        self.batch_shape = torch.Size() if context is None else context.shape[:-1]
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        weights = tuple(tensor for layer in self.layers for tensor in layer.tensors)
+        return weights if self.context is None else (*weights, self.context)
+
+    def rebuild(self, tensors: Sequence[Tensor]) -> BoundNet:
+        each = iter(tensors)
+        layers = [layer.rebuild(each) for layer in self.layers]
+        context = None if self.context is None else next(each)
+        return BoundNet(layers, context, self.position, self.numbers, self.activation)
+
+    def __call__(self, z: Tensor) -> Tensor:
+        first, *middle, last = self.layers
+        h = self.activation(first(z))
+        if self.context is not None:
+            h = h + self.context
+        for layer in middle:
+            h = self.activation(layer(h))
+        return last(h).unflatten(-1, (self.numbers, z.shape[-1]))
+
+
+class MaskedSteps(nn.Module):
+    """K networks and the context vector they share, which the hypernetwork makes (fig. 1, right).
+
+    Args:
+        positions: for each step, the place of each coordinate in its order.
+        context: the size of the context.
+        elementwise: what the steps do to one coordinate.
+        bind: makes a transform of a network that is bound to a context.
+        hidden_features: one width for two layers, or a width for each; None for a default.
+        activation: between the layers.
+        lowest_degree: see `MaskedNet`.
+        init, hyper_features: as for every family. Under ``init="torch"`` weights start from N(0, 2/outputs) and biases
+            from 0, as in the paper's experiments.
+    """
+
+    def __init__(
+        self,
+        positions: Sequence[Sequence[int]],
         context: int,
+        elementwise: Elementwise,
+        bind: Callable[[BoundNet], Transform],
         *,
         hidden_features: int | Sequence[int] | None,
-        scale: bool,
+        activation: Activation,
         lowest_degree: int = 0,
-        gate: bool = False,
         init: Init,
         hyper_features: Sequence[int],
     ):
         super().__init__()
-        widths = _hidden_widths(hidden_features, len(positions[0]))
-        count, features = len(positions), len(positions[0])
-        shrink, scale_bias = 1.0, 1.0 if gate else 0.0  # the paper's gate bias is 1
-        if init == "identity" and gate:
-            # Open but for a share that the Gaussian start just allows: a gate learns in proportion to it.
-            scale_bias = math.log(count * features**0.5 / 5e-4)
-        elif init == "identity":
-            shrink = nudge(count) / features**0.5
+        self.elementwise, self.bind = elementwise, bind
+        features = len(positions[0])
+        self.widths = _hidden_widths(hidden_features, features)
         self.nets = nn.ModuleList(
-            MaskedNet(position, widths, scale=scale, lowest_degree=lowest_degree, shrink=shrink, scale_bias=scale_bias)
+            MaskedNet(position, self.widths, elementwise.numbers, activation=activation, lowest_degree=lowest_degree)
             for position in positions
         )
-        table = {"context": Output((widths[0],))}
+        for net in self._nets():
+            _start(net, elementwise, len(positions), init)
+        table = {"context": Output((self.widths[0],))}
         self.hypernetwork = Hypernetwork(context, table, hyper_features=hyper_features) if context else None
 
-    @abstractmethod
-    def step(self, net: MaskedNet, conditioner: Conditioner) -> Transform:
-        """One step, given its network and that network bound to the context."""
+    def _nets(self) -> Iterable[MaskedNet]:
+        return cast(Iterable[MaskedNet], self.nets)
 
     def forward(self, context: Tensor | None) -> list[Transform]:
         shared = None if self.hypernetwork is None else self.hypernetwork(context)["context"].squeeze(-2)
-        return [self.step(net, net.bind(shared)) for net in self.nets if isinstance(net, MaskedNet)]
+        return [self.bind(net.bind(shared)) for net in self._nets()]
+
+    def extra_repr(self) -> str:
+        return f"transforms={len(self.nets)}, hidden_features={self.widths}, {self.elementwise}"
+
+
+@torch.no_grad()
+def _start(net: MaskedNet, elementwise: Elementwise, transforms: int, init: Init) -> None:
+    *_, last = layers = list(net.masked_layers())
+    features = len(net.place)
+    if init == "torch":
+        for layer in layers:
+            outputs = features if layer is last else layer.out_features
+            layer.weight.normal_(0, math.sqrt(2 / outputs))
+            layer.bias.zero_()
+        factor, biases = 1.0, elementwise.bias
+    else:
+        factor, biases = elementwise.start(transforms, features)
+    last.weight.mul_(factor)
+    last.bias.mul_(factor)
+    for number, bias in enumerate(biases):
+        last.bias[number * features : (number + 1) * features] += bias
 
 
 def _hidden_widths(hidden_features: int | Sequence[int] | None, features: int) -> tuple[int, ...]:

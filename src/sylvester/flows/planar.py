@@ -3,19 +3,32 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch.distributions import Transform
 
-from sylvester.flows.base import AmortizedSteps, Family, each_step, nudge
-from sylvester.flows.hypernetwork import Output
+from sylvester.flows.base import AmortizedSteps, DiagonalGaussian, Flow, check_sizes, each_step, family, nudge
+from sylvester.flows.hypernetwork import Init, Output
 from sylvester.transforms import PlanarTransform
 
 
-class PlanarSteps(AmortizedSteps):
-    def __init__(self, features: int, context: int, transforms: int, **options: Any):
+@family
+class Planar(Flow):
+    """K steps z' = z + û tanh(w·z + b), where û is u with its part along w changed so that w·û > −1."""
+
+    def __init__(
+        self,
+        features: int,
+        context: int = 0,
+        transforms: int = 8,
+        *,
+        init: Init = "identity",
+        hyper_features: Sequence[int] = (),
+        variance_bounds: tuple[float, float] | None = None,
+    ):
+        check_sizes(features, context, init, transforms=transforms)
+        base = DiagonalGaussian(features, context, hyper_features=hyper_features, variance_bounds=variance_bounds)
         # û = 0 where w·u = ln(e − 1), and is singular near w = 0: start at |w| = 1.
         w = torch.nn.functional.normalize(torch.randn(transforms, features), dim=-1)
         small = nudge(transforms) / features**0.5
@@ -24,12 +37,14 @@ class PlanarSteps(AmortizedSteps):
             "w": Output((features,), center=w, spread=small),
             "b": Output((), spread=0.5),
         }
-        super().__init__(context, transforms, table, **options)
+        steps = AmortizedSteps(context, transforms, table, _bind, init=init, hyper_features=hyper_features)
+        super().__init__(base, [steps])
 
-    def bind(self, raw: dict[str, Tensor]) -> list[Transform]:
-        u, w, b = raw["u"], raw["w"], raw["b"]
-        u = u + ((_above_minus_one((w * u).sum(-1)) - (w * u).sum(-1)) / _squared_norm(w)).unsqueeze(-1) * w
-        return [PlanarTransform(*step) for step in zip(each_step(1, u), each_step(1, w), each_step(0, b), strict=True)]
+
+def _bind(raw: dict[str, Tensor]) -> list[PlanarTransform]:
+    u, w, b = raw["u"], raw["w"], raw["b"]
+    u = u + ((_above_minus_one((w * u).sum(-1)) - (w * u).sum(-1)) / _squared_norm(w)).unsqueeze(-1) * w
+    return [PlanarTransform(*step) for step in zip(each_step(1, u), each_step(1, w), each_step(0, b), strict=True)]
 
 
 def _above_minus_one(wu: Tensor) -> Tensor:
@@ -39,9 +54,3 @@ def _above_minus_one(wu: Tensor) -> Tensor:
 
 def _squared_norm(w: Tensor) -> Tensor:
     return (w * w).sum(-1).clamp(min=torch.finfo(w.dtype).tiny ** 0.5)
-
-
-class Planar(Family):
-    """K steps z' = z + û tanh(w·z + b), where û is u with its part along w changed so that w·û > −1."""
-
-    make_steps = PlanarSteps

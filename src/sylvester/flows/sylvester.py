@@ -6,63 +6,143 @@ R̃'s diagonal has a row of its own. With b that is M² + 2M outputs a step, non
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributions import Transform
 
-from sylvester.flows.base import AmortizedSteps, Family, check_at_least, each_step, nudge
-from sylvester.flows.hypernetwork import Output
+from sylvester.flows.base import AmortizedSteps, DiagonalGaussian, Flow, check_sizes, each_step, family, nudge
+from sylvester.flows.hypernetwork import Init, Output
 from sylvester.linalg import HouseholderProduct, OrthonormalOperator, Reversal, polar
+from sylvester.linalg.opaque import with_tangent
 from sylvester.transforms import SylvesterTransform
 
 # tanh reaches ±1 in float32: products of two such diagonals must stay above −1.
 _DIAGONAL_BOUND = 0.999
 
+#: Raw parameters -> the K matrices Q.
+MakeQ = Callable[[dict[str, Tensor]], Sequence[Tensor | OrthonormalOperator | None]]
 
-class SylvesterSteps(AmortizedSteps):
-    """R, R̃ and b; a variant adds what its Q is made of."""
+
+@family
+class OrthogonalSylvester(Flow):
+    """O-SNF: K steps z' = z + Q R tanh(R̃ Qᵀ z + b), where Q is the polar factor of a D x M matrix.
+
+    Args:
+        rank: M, the columns of Q; half the features unless given.
+    """
 
     def __init__(
         self,
-        rank: int,
-        context: int,
-        transforms: int,
-        q_table: dict[str, Output] | None = None,
-        **options: Any,
+        features: int,
+        context: int = 0,
+        transforms: int = 8,
+        *,
+        rank: int | None = None,
+        init: Init = "identity",
+        hyper_features: Sequence[int] = (),
+        variance_bounds: tuple[float, float] | None = None,
     ):
-        # Small R and R̃ of unit size: the step moves little, and both get a gradient.
-        small, unit = nudge(transforms) / rank, 1 / rank**0.5
-        spread = torch.full((rank, rank), unit).tril(-1) + torch.full((rank, rank), small).triu()
-        table = {
-            "packed": Output((rank, rank), spread=spread),
-            "raw_diagonal": Output((rank,), spread=unit),
-            "b": Output((rank,), spread=unit),
+        rank = (features + 1) // 2 if rank is None else rank
+        check_sizes(features, context, init, transforms=transforms, rank=rank)
+        if rank > features:
+            raise ValueError(f"Expected rank <= features = {features}; got {rank}")
+        base = DiagonalGaussian(features, context, hyper_features=hyper_features, variance_bounds=variance_bounds)
+        center = polar(torch.randn(transforms, features, rank))
+        table = _table(rank, transforms) | {
+            "raw_q": Output((features, rank), center=center, spread=0.1 / features**0.5)
         }
-        super().__init__(context, transforms, table | (q_table or {}), **options)
+        bind = partial(_bind, make_q=_polar_factors)
+        steps = AmortizedSteps(context, transforms, table, bind, init=init, hyper_features=hyper_features)
+        super().__init__(base, [steps])
 
-    @abstractmethod
-    def make_q(self, raw: dict[str, Tensor]) -> Sequence[Tensor | OrthonormalOperator | None]:
-        """The K matrices Q."""
 
-    def bind(self, raw: dict[str, Tensor]) -> list[Transform]:
-        r, r_tilde_t, rho = _Unpack.apply(raw["packed"], raw["raw_diagonal"])
-        steps = zip(
-            self.make_q(raw),
-            each_step(2, r),
-            (each.mT for each in each_step(2, r_tilde_t)),
-            each_step(1, raw["b"]),
-            each_step(1, rho),
-            strict=True,
-        )
-        return [SylvesterTransform(q, r, r_tilde, b, rho=rho) for q, r, r_tilde, b, rho in steps]
+@family
+class HouseholderSylvester(Flow):
+    """H-SNF: K steps z' = z + Q R tanh(R̃ Qᵀ z + b), where Q is a product of Householder reflections.
+
+    Args:
+        reflections: how many; 8, or D where that is less, unless given.
+    """
+
+    def __init__(
+        self,
+        features: int,
+        context: int = 0,
+        transforms: int = 8,
+        *,
+        reflections: int | None = None,
+        init: Init = "identity",
+        hyper_features: Sequence[int] = (),
+        variance_bounds: tuple[float, float] | None = None,
+    ):
+        reflections = min(8, features) if reflections is None else reflections
+        check_sizes(features, context, init, transforms=transforms, reflections=reflections)
+        base = DiagonalGaussian(features, context, hyper_features=hyper_features, variance_bounds=variance_bounds)
+        table = _table(features, transforms) | {"v": Output((reflections, features), spread=1.0)}
+        bind = partial(_bind, make_q=_reflections)
+        steps = AmortizedSteps(context, transforms, table, bind, init=init, hyper_features=hyper_features)
+        super().__init__(base, [steps])
+
+
+@family
+class TriangularSylvester(Flow):
+    """T-SNF: K steps z' = z + Q R tanh(R̃ Qᵀ z + b), where Q is the identity and the reversal by turns."""
+
+    def __init__(
+        self,
+        features: int,
+        context: int = 0,
+        transforms: int = 8,
+        *,
+        init: Init = "identity",
+        hyper_features: Sequence[int] = (),
+        variance_bounds: tuple[float, float] | None = None,
+    ):
+        check_sizes(features, context, init, transforms=transforms)
+        base = DiagonalGaussian(features, context, hyper_features=hyper_features, variance_bounds=variance_bounds)
+        bind = partial(_bind, make_q=_by_turns)
+        table = _table(features, transforms)
+        steps = AmortizedSteps(context, transforms, table, bind, init=init, hyper_features=hyper_features)
+        super().__init__(base, [steps])
+
+
+def _table(rank: int, transforms: int) -> dict[str, Output]:
+    """R, R̃ and b of a step; a variant adds what its Q is made of."""
+    # Small R and R̃ of unit size: the step moves little, and both get a gradient.
+    small, unit = nudge(transforms) / rank, 1 / rank**0.5
+    spread = torch.full((rank, rank), unit).tril(-1) + torch.full((rank, rank), small).triu()
+    return {
+        "packed": Output((rank, rank), spread=spread),
+        "raw_diagonal": Output((rank,), spread=unit),
+        "b": Output((rank,), spread=unit),
+    }
+
+
+def _polar_factors(raw: dict[str, Tensor]) -> Sequence[Tensor]:
+    return each_step(2, polar(raw["raw_q"]))  # all K in one batch
+
+
+def _reflections(raw: dict[str, Tensor]) -> Sequence[OrthonormalOperator]:
+    return [HouseholderProduct(v) for v in each_step(2, raw["v"])]
+
+
+def _by_turns(raw: dict[str, Tensor]) -> Sequence[OrthonormalOperator | None]:
+    return [Reversal() if k % 2 else None for k in range(raw["b"].shape[-2])]
+
+
+def _bind(raw: dict[str, Tensor], make_q: MakeQ) -> list[SylvesterTransform]:
+    r, r_tilde_t, diagonal, diagonal_tilde = _unpack(raw["packed"], raw["raw_diagonal"])
+    r_tilde = (each.mT for each in each_step(2, r_tilde_t))
+    rho = each_step(1, diagonal * diagonal_tilde)
+    steps = zip(make_q(raw), each_step(2, r), r_tilde, each_step(1, raw["b"]), rho, strict=True)
+    return [SylvesterTransform.of_triangles(*step) for step in steps]
 
 
 class _Unpack(torch.autograd.Function):
-    """R, R̃ᵀ and the products of their diagonals, from the packed triangles and the second diagonal.
+    """R, R̃ᵀ and their diagonals, from the packed triangles and the second diagonal.
 
     The matrices of a batch are large and the arithmetic is nothing: by hand, each is written once in either direction,
     and in the order in which the steps read and differentiate it.
@@ -71,32 +151,45 @@ class _Unpack(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(packed: Tensor, raw_diagonal: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(packed: Tensor, raw_diagonal: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         upper, lower = _strict_triangles(packed)
         r, r_tilde_t = packed * upper, packed * lower
-        diagonal, diagonal_tilde = _bounded(_diagonal(packed)), _bounded(raw_diagonal)
+        diagonal, diagonal_tilde = (_DIAGONAL_BOUND * torch.tanh(raw) for raw in (_diagonal(packed), raw_diagonal))
         _diagonal(r).copy_(diagonal)
         _diagonal(r_tilde_t).copy_(diagonal_tilde)
-        return r, r_tilde_t, diagonal * diagonal_tilde
+        return r, r_tilde_t, diagonal, diagonal_tilde
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: tuple[Tensor, ...]) -> None:
-        packed, raw_diagonal = inputs
-        ctx.save_for_backward(_diagonal(packed), raw_diagonal)
+        # Outputs, so that second derivatives reach them.
+        ctx.save_for_backward(*output[2:])
+        ctx.save_for_forward(*output[2:])
 
     @staticmethod
-    def backward(ctx: Any, grad_r: Tensor, grad_r_tilde_t: Tensor, grad_rho: Tensor) -> tuple[Tensor, Tensor]:
-        raw = ctx.saved_tensors
-        diagonal, diagonal_tilde = (_bounded(each) for each in raw)
-        slope, slope_tilde = (_DIAGONAL_BOUND * (1 - torch.tanh(each) ** 2) for each in raw)
+    def backward(ctx: Any, grad_r: Tensor, grad_r_tilde_t: Tensor, *grads: Tensor) -> tuple[Tensor, Tensor]:
+        slope, slope_tilde = map(_slope, ctx.saved_tensors)
         upper, lower = _strict_triangles(grad_r)
         grad = torch.addcmul(grad_r * upper, grad_r_tilde_t, lower)
-        _diagonal(grad).copy_((_diagonal(grad_r) + grad_rho * diagonal_tilde) * slope)
-        return grad, (_diagonal(grad_r_tilde_t) + grad_rho * diagonal) * slope_tilde
+        _diagonal(grad).copy_((_diagonal(grad_r) + grads[0]) * slope)
+        return grad, (_diagonal(grad_r_tilde_t) + grads[1]) * slope_tilde
+
+    @staticmethod
+    def tangent(ctx: Any, packed_dot: Tensor | None, raw_dot: Tensor | None) -> tuple[Tensor, ...]:
+        diagonals = ctx.saved_tensors
+        if packed_dot is None:
+            packed_dot = torch.diag_embed(torch.zeros_like(diagonals[0]))
+        raw_dots = _diagonal(packed_dot), torch.zeros_like(diagonals[1]) if raw_dot is None else raw_dot
+        dots = [_slope(diagonal) * dot for diagonal, dot in zip(diagonals, raw_dots, strict=True)]
+        triangles = zip(_strict_triangles(packed_dot), dots, strict=True)
+        return *(packed_dot * triangle + torch.diag_embed(dot) for triangle, dot in triangles), *dots
 
 
-def _bounded(raw_diagonal: Tensor) -> Tensor:
-    return _DIAGONAL_BOUND * torch.tanh(raw_diagonal)
+_unpack = with_tangent(_Unpack)
+
+
+def _slope(diagonal: Tensor) -> Tensor:
+    """The derivative of c tanh, from its value."""
+    return _DIAGONAL_BOUND - diagonal * diagonal / _DIAGONAL_BOUND
 
 
 def _diagonal(a: Tensor) -> Tensor:
@@ -107,51 +200,3 @@ def _strict_triangles(like: Tensor) -> tuple[Tensor, Tensor]:
     """Masks of what lies above and below the diagonal. A product with them is faster than torch's triu and tril."""
     upper = torch.ones(like.shape[-2:], dtype=like.dtype, device=like.device).triu(1)
     return upper, upper.mT.contiguous()
-
-
-class OrthogonalSteps(SylvesterSteps):
-    def __init__(self, features: int, context: int, transforms: int, *, rank: int | None = None, **options: Any):
-        rank = (features + 1) // 2 if rank is None else rank
-        check_at_least(1, rank=rank)
-        if rank > features:
-            raise ValueError(f"Expected rank <= features = {features}; got {rank}")
-        center = polar(torch.randn(transforms, features, rank))
-        q_table = {"raw_q": Output((features, rank), center=center, spread=0.1 / features**0.5)}
-        super().__init__(rank, context, transforms, q_table, **options)
-
-    def make_q(self, raw: dict[str, Tensor]) -> Sequence[Tensor]:
-        return each_step(2, polar(raw["raw_q"]))  # all K in one batch
-
-
-class HouseholderSylvesterSteps(SylvesterSteps):
-    def __init__(self, features: int, context: int, transforms: int, *, reflections: int | None = None, **options: Any):
-        reflections = min(8, features) if reflections is None else reflections
-        check_at_least(1, reflections=reflections)
-        q_table = {"v": Output((reflections, features), spread=1.0)}
-        super().__init__(features, context, transforms, q_table, **options)
-
-    def make_q(self, raw: dict[str, Tensor]) -> Sequence[OrthonormalOperator]:
-        return [HouseholderProduct(v) for v in each_step(2, raw["v"])]
-
-
-class TriangularSteps(SylvesterSteps):
-    def make_q(self, raw: dict[str, Tensor]) -> Sequence[OrthonormalOperator | None]:
-        return [Reversal() if k % 2 else None for k in range(self.hypernetwork.steps)]
-
-
-class OrthogonalSylvester(Family):
-    """O-SNF: Q is the polar factor of a D x M matrix; ``rank`` is M, half the features unless given."""
-
-    make_steps = OrthogonalSteps
-
-
-class HouseholderSylvester(Family):
-    """H-SNF: Q is a product of ``reflections`` Householder reflections (8, or D where that is less)."""
-
-    make_steps = HouseholderSylvesterSteps
-
-
-class TriangularSylvester(Family):
-    """T-SNF: Q alternates between the identity and the reversal of the coordinates."""
-
-    make_steps = TriangularSteps

@@ -1,8 +1,8 @@
-"""Numerical kernels whose number of iterations depends on the data.
+"""What compiled code must not look into.
 
-A kernel is registered as a custom operator, so that ``torch.compile(fullgraph=True)`` calls it instead of
-tracing its loops. Its gradient is not its business: each kernel is wrapped by an ``autograd.Function`` with an
-implicit backward.
+Kernels whose number of iterations depends on the data are registered as custom operators, so that
+``torch.compile(fullgraph=True)`` calls them instead of tracing their loops. Their derivatives are not their business:
+each is wrapped by an ``autograd.Function`` with implicit ones, in both modes.
 """
 
 from __future__ import annotations
@@ -44,3 +44,16 @@ def opaque(
         return op
 
     return register
+
+
+def with_tangent(function: type[torch.autograd.Function]) -> Callable[..., Any]:
+    """``function.apply``, with ``function.tangent`` as its forward-mode rule.
+
+    torch.compile refuses functions that have one: compiled code gets the plain function.
+    """
+    both_modes = type(function.__name__, (function,), {"jvp": staticmethod(function.tangent)})  # type: ignore[attr-defined]
+
+    def apply(*args: Any) -> Any:
+        return (function if torch.compiler.is_compiling() else both_modes).apply(*args)  # type: ignore[attr-defined]
+
+    return apply

@@ -7,7 +7,10 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor
 
+from sylvester.linalg.precision import full_precision
 
+
+@full_precision
 def matvec(a: Tensor, x: Tensor) -> Tensor:
     """``a @ x`` for matrices ``(*P, m, n)`` and vectors ``(*Z, n)`` whose batch axes broadcast.
 
@@ -109,15 +112,7 @@ class HouseholderProduct(OrthonormalOperator):
             raise ValueError(f"Expected v of shape (*, H, D); got {tuple(v.shape)}")
         self.tensors = (v,)
         self.batch_shape = v.shape[:-2]
-        # A reflection does not depend on the length of its vector, so a constant factor changes neither value nor
-        # gradient; it keeps |v|² from under- and overflowing.
-        size = v.detach().abs().amax(-1, keepdim=True)
-        self._v = v / torch.where(size > 0, size, 1.0)
-        gram = self._v @ self._v.mT  # (*, H, H)
-        diagonal = gram.diagonal(dim1=-2, dim2=-1)
-        half = torch.where(size.squeeze(-1) > 0, diagonal / 2, 1.0)
-        identity = torch.eye(v.shape[-2], dtype=v.dtype, device=v.device)
-        self._t = torch.linalg.solve_triangular(gram.triu(1) + torch.diag_embed(half), identity, upper=True)
+        self._v, self._t = _compact_wy(v)
 
     def matvec(self, v: Tensor) -> Tensor:
         return self._subtract(v, self._t.mT)
@@ -134,6 +129,20 @@ class HouseholderProduct(OrthonormalOperator):
                 f"Expected reflections of {rank} features, as r is {rank} x {rank}; got v {tuple(self._v.shape)}"
             )
         return rank, rank
+
+
+@full_precision
+def _compact_wy(v: Tensor) -> tuple[Tensor, Tensor]:
+    """V, scaled, and T."""
+    # A reflection does not depend on the length of its vector, so a constant factor changes neither value nor
+    # gradient; it keeps |v|² from under- and overflowing.
+    size = v.detach().abs().amax(-1, keepdim=True)
+    v = v / torch.where(size > 0, size, 1.0)
+    gram = v @ v.mT  # (*, H, H)
+    diagonal = gram.diagonal(dim1=-2, dim2=-1)
+    half = torch.where(size.squeeze(-1) > 0, diagonal / 2, 1.0)
+    identity = torch.eye(v.shape[-2], dtype=v.dtype, device=v.device)
+    return v, torch.linalg.solve_triangular(gram.triu(1) + torch.diag_embed(half), identity, upper=True)
 
 
 def as_operator(q: Tensor | OrthonormalOperator | None) -> OrthonormalOperator:

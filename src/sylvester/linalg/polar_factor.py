@@ -21,7 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sylvester.linalg.opaque import opaque
+from sylvester.linalg.opaque import opaque, with_tangent
+from sylvester.linalg.precision import full_precision
 
 # Best odd quintics x (a + b x² + c x⁴) on [0.01, 1] and on the intervals round 1 that follow, by linear programming.
 _ROUND = (
@@ -37,6 +38,7 @@ _POLISH = (15 / 8, -10 / 8, 3 / 8)
 _DOUBLINGS = 20
 
 
+@full_precision
 def polar(a: Tensor) -> Tensor:
     """The polar factor Q ``(*, D, M)`` of A ``(*, D, M)``, D ≥ M: QᵀQ = I and QᵀA symmetric positive semidefinite.
 
@@ -50,7 +52,7 @@ def polar(a: Tensor) -> Tensor:
     """
     if a.dim() < 2 or a.shape[-1] > a.shape[-2] or not a.is_floating_point():
         raise ValueError(f"Expected a floating-point matrix (*, D, M) with M <= D; got {tuple(a.shape)} {a.dtype}")
-    return _Polar.apply(a)
+    return _polar(a)
 
 
 class _Polar(torch.autograd.Function):
@@ -63,20 +65,35 @@ class _Polar(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
         ctx.save_for_backward(inputs[0], output)
+        ctx.save_for_forward(inputs[0], output)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
         a, q = ctx.saved_tensors
-        p = q.mT @ a
-        p = (p + p.mT) / 2
-        inner = q.mT @ grad
-        skew = inner - inner.mT
-        if q.shape[-2] == q.shape[-1]:
-            return q @ _Lyapunov.apply(p, skew)
-        twice_identity = 2 * torch.eye(p.shape[-1], dtype=p.dtype, device=p.device).expand_as(p)
-        # P X + X P = 2 I is solved by P⁻¹, so one eigenbasis serves both terms.
-        x, p_inverse = _Lyapunov.apply(p, torch.stack([skew, twice_identity])).unbind(0)
-        return q @ x + (grad - q @ inner) @ p_inverse
+        return _derivative(a, q, grad)
+
+    @staticmethod
+    def tangent(ctx: Any, a_dot: Tensor) -> Tensor:
+        a, q = ctx.saved_tensors
+        return _derivative(a, q, a_dot)
+
+
+_polar = with_tangent(_Polar)
+
+
+@full_precision
+def _derivative(a: Tensor, q: Tensor, direction: Tensor) -> Tensor:
+    """Ā from Ḡ, and likewise Q̇ from Ȧ: the derivative of the polar factor is its own transpose."""
+    p = q.mT @ a
+    p = (p + p.mT) / 2
+    inner = q.mT @ direction
+    skew = inner - inner.mT
+    if q.shape[-2] == q.shape[-1]:
+        return q @ _lyapunov(p, skew)
+    twice_identity = 2 * torch.eye(p.shape[-1], dtype=p.dtype, device=p.device).expand_as(p)
+    # P X + X P = 2 I is solved by P⁻¹, so one eigenbasis serves both terms.
+    x, p_inverse = _lyapunov(p, torch.stack([skew, twice_identity])).unbind(0)
+    return q @ x + (direction - q @ inner) @ p_inverse
 
 
 class _Lyapunov(torch.autograd.Function):
@@ -95,13 +112,25 @@ class _Lyapunov(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
         ctx.save_for_backward(inputs[0], output)
+        ctx.save_for_forward(inputs[0], output)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
         p, x = ctx.saved_tensors
-        grad_s = _Lyapunov.apply(p, grad)
+        grad_s = _lyapunov(p, grad)
         grad_p = -(grad_s @ x.mT + x.mT @ grad_s)
         return grad_p.sum_to_size(p.shape), grad_s
+
+    @staticmethod
+    def tangent(ctx: Any, p_dot: Tensor | None, s_dot: Tensor | None) -> Tensor:
+        p, x = ctx.saved_tensors
+        right = torch.zeros_like(x) if s_dot is None else s_dot
+        if p_dot is not None:
+            right = right - p_dot @ x - x @ p_dot
+        return _lyapunov(p, right)
+
+
+_lyapunov = with_tangent(_Lyapunov)
 
 
 def _broadcast_s(p: Tensor, s: Tensor) -> Tensor:

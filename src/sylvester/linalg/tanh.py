@@ -10,13 +10,15 @@ to the first, and each is a scalar equation a + ρ tanh(a) = c' that is monotone
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from sylvester.linalg.opaque import opaque
+from sylvester.linalg.opaque import opaque, with_tangent
 from sylvester.linalg.operators import matvec
+from sylvester.linalg.precision import full_precision
 
 _NEWTON_STEPS = 24
 _SCALAR_STEPS = 80
@@ -24,6 +26,7 @@ _SCALAR_STEPS = 80
 _WORKING_SET = 1 << 24
 
 
+@full_precision
 def solve_tanh(t: Tensor, c: Tensor) -> Tensor:
     """The a ``(*, M)`` with a + T tanh(a) = c, for T ``(*, M, M)`` upper triangular with diagonal > −1.
 
@@ -33,7 +36,7 @@ def solve_tanh(t: Tensor, c: Tensor) -> Tensor:
     """
     if t.dim() < 2 or t.shape[-1] != t.shape[-2] or c.dim() < 1 or c.shape[-1] != t.shape[-1]:
         raise ValueError(f"Expected t (*, M, M) and c (*, M); got {tuple(t.shape)} and {tuple(c.shape)}")
-    return _SolveTanh.apply(t, c)
+    return _solve_tanh(t, c)
 
 
 class _SolveTanh(torch.autograd.Function):
@@ -46,6 +49,7 @@ class _SolveTanh(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
         ctx.save_for_backward(inputs[0], output)
+        ctx.save_for_forward(inputs[0], output)
         ctx.c_shape = inputs[1].shape
 
     @staticmethod
@@ -56,6 +60,18 @@ class _SolveTanh(torch.autograd.Function):
         adjoint = torch.linalg.solve_triangular(jacobian.mT, grad.unsqueeze(-1), upper=False).squeeze(-1)
         grad_t = (adjoint.unsqueeze(-1) * -h.unsqueeze(-2)).sum_to_size(t.shape).triu()
         return grad_t, adjoint.sum_to_size(ctx.c_shape)
+
+    @staticmethod
+    def tangent(ctx: Any, t_dot: Tensor | None, c_dot: Tensor | None) -> Tensor:
+        t, a = ctx.saved_tensors
+        h = a.tanh()
+        right = torch.zeros_like(a) if c_dot is None else c_dot.expand_as(a)
+        if t_dot is not None:
+            right = right - matvec(t_dot.triu(), h)
+        return torch.linalg.solve_triangular(_jacobian(t, h), right.unsqueeze(-1), upper=True).squeeze(-1)
+
+
+_solve_tanh = with_tangent(_SolveTanh)
 
 
 def _jacobian(t: Tensor, h: Tensor) -> Tensor:
@@ -74,11 +90,13 @@ def _solve_tanh_value(t: Tensor, c: Tensor) -> Tensor:
     t = t.triu()
     # Samples in front: (S, *P, M) with one matrix per P, so that a chunk of samples shares its matrices.
     batch = t.dim() - 2
-    c = c.expand(shape).reshape(-1, *shape[len(shape) - 1 - batch :])
-    points = max(1, c[0].numel() // m)
+    samples = math.prod(shape[: len(shape) - 1 - batch])
+    c = c.expand(shape).reshape(samples, *shape[len(shape) - 1 - batch :])
+    if not c.numel():
+        return c.reshape(shape).clone()
+    points = c[0].numel() // m
     chunk = max(1, _WORKING_SET // (points * m * m))
-    solved = [_newton(t, part) for part in c.split(chunk)]
-    return torch.cat(solved).reshape(shape) if solved else c.new_empty(shape)
+    return torch.cat([_newton(t, part) for part in c.split(chunk)]).reshape(shape)
 
 
 def _newton(t: Tensor, c: Tensor) -> Tensor:

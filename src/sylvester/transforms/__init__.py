@@ -1,20 +1,26 @@
 """The equations, one family a file. Parameters are tensors, taken as given; constraints live in ``flows``."""
 
 from sylvester.transforms.autoregressive import AutoregressiveTransform
-from sylvester.transforms.base import FlowTransform, call_and_ladj
+from sylvester.transforms.base import FlowTransform, Inverse, call_and_ladj
 from sylvester.transforms.coupling import CouplingTransform
+from sylvester.transforms.elementwise import Affine, Elementwise, Gated, Shift
 from sylvester.transforms.householder import HouseholderTransform
 from sylvester.transforms.planar import PlanarTransform
 from sylvester.transforms.radial import RadialTransform
 from sylvester.transforms.sylvester import SylvesterTransform
 
 __all__ = [
+    "Affine",
     "AutoregressiveTransform",
     "CouplingTransform",
+    "Elementwise",
     "FlowTransform",
+    "Gated",
     "HouseholderTransform",
+    "Inverse",
     "PlanarTransform",
     "RadialTransform",
+    "Shift",
     "SylvesterTransform",
     "call_and_ladj",
 ]

@@ -4,23 +4,22 @@ A family implements two methods, each of which gives a value together with ladj 
 
     _forward(z) -> (z', ladj)        _backward(z') -> (z, ladj)
 
-Everything else derives from these: ``t(z)``, ``t.inv(y)``, ``t.log_abs_det_jacobian(z, y)``, ``t.call_and_ladj(z)``
-and ``t.inv.call_and_ladj(y)``, with torch's caching, composition and shape rules.
+Everything else derives from these: ``t.call_and_ladj(z)`` and ``t.inv.call_and_ladj(y)``, which check what they are
+given, and from them ``t(z)``, ``t.inv(y)`` and ``t.log_abs_det_jacobian(z, y)``, with torch's caching, composition and
+shape rules.
 """
 
 from __future__ import annotations
 
 import copy
-import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, cast
 
 import torch
 from torch import Tensor
 from torch.distributions import Transform, constraints
-from torch.distributions.transforms import _InverseTransform
-from torch.distributions.utils import _sum_rightmost
+
+from sylvester.linalg.precision import full_precision
 
 
 class FlowTransform(Transform, ABC):
@@ -49,9 +48,6 @@ class FlowTransform(Transform, ABC):
         self.features = features
         self.batch_shape = torch.Size(batch_shape)
         self._validate_args = validate_args
-        self._cached_x_y: Any = (None, None)
-        self._cached_ladj: Tensor | None = None
-        self._inverse_reference: weakref.ref[InverseFlowTransform] | None = None
         if validate_args:
             for name in self.parameters:
                 value = getattr(self, name)
@@ -70,50 +66,42 @@ class FlowTransform(Transform, ABC):
     def _check_parameters(self) -> None:
         """Under ``validate_args``: raise where the step would not be invertible."""
 
+    @full_precision
     def call_and_ladj(self, z: Tensor) -> tuple[Tensor, Tensor]:
         """t(z) and its ladj, at the price of one."""
-        return self._run(z, inverse=False)
+        if z.dim() < 1 or (self.features is not None and z.shape[-1] != self.features):
+            raise ValueError(f"Expected points with {self.features} features in the last axis; got {tuple(z.shape)}")
+        if self._validate_args and found(z.isnan()):
+            raise ValueError("Expected points without NaN; got a NaN")
+        return self._forward(z)
+
+    def residual(self, z: Tensor, y: Tensor) -> Tensor:
+        """How far t(z) lies from y, relative to 1 + |y|, in the worst coordinate: ``(*)``.
+
+        Rounding, for a y or z that came from this step. Where a map is too steep for the precision at hand, what a
+        sequential inverse leaves over is more, and log-densities through it are not to be trusted.
+        """
+        return ((self.call_and_ladj(z)[0] - y).abs() / (1 + y.abs())).amax(-1)
 
     def log_abs_det_jacobian(self, z: Tensor, y: Tensor) -> Tensor:
-        return self._run(z, inverse=False)[1]
+        return self.call_and_ladj(z)[1]
 
     def _call(self, z: Tensor) -> Tensor:
-        return self._run(z, inverse=False)[0]
+        return self.call_and_ladj(z)[0]
 
     def _inverse(self, y: Tensor) -> Tensor:
-        return self._run(y, inverse=True)[0]
-
-    def _run(self, point: Tensor, *, inverse: bool) -> tuple[Tensor, Tensor]:
-        """The other side of ``point`` and ladj, from the cache where it has them."""
-        given, other = self._cached_x_y[:: -1 if inverse else 1]
-        if self._cached_ladj is not None and point is given and other is not None:
-            return other, self._cached_ladj
-        if point.dim() < 1 or (self.features is not None and point.shape[-1] != self.features):
-            raise ValueError(
-                f"Expected points with {self.features} features in the last axis; got {tuple(point.shape)}"
-            )
-        if self._validate_args and point.isnan().any():
-            raise ValueError("Expected points without NaN; got a NaN")
-        other, ladj = self._backward(point) if inverse else self._forward(point)
-        if self._cache_size:
-            self._cached_x_y = (other, point) if inverse else (point, other)
-            self._cached_ladj = ladj
-        return other, ladj
+        return self.inv.call_and_ladj(y)[0]
 
     @property
-    def inv(self) -> InverseFlowTransform:
-        inv = self._inverse_reference() if self._inverse_reference is not None else None
-        if inv is None:
-            inv = InverseFlowTransform(self)
-            self._inverse_reference = weakref.ref(inv)
-        return inv
+    def inv(self) -> FlowTransform:
+        return Inverse(self)
 
     def with_cache(self, cache_size: int = 1) -> FlowTransform:
         if self._cache_size == cache_size:
             return self
         other = copy.copy(self)
         other._cache_size = cache_size
-        other._cached_x_y, other._cached_ladj, other._inverse_reference = (None, None), None, None
+        other._cached_x_y = None, None
         return other
 
     def forward_shape(self, shape: Sequence[int]) -> torch.Size:
@@ -134,26 +122,74 @@ class FlowTransform(Transform, ABC):
 
     __hash__ = None  # type: ignore[assignment]
 
-    def __getstate__(self) -> dict:
-        state = self.__dict__.copy()
-        state["_inverse_reference"] = None
-        return state
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(features={self.features}, batch_shape={tuple(self.batch_shape)})"
 
 
-class InverseFlowTransform(_InverseTransform):
-    """The other direction of a step; what ``t.inv`` returns."""
+class Inverse(FlowTransform):
+    """The other direction of a step; what ``t.inv`` is. Torch's cache, where there is one, is the step's own."""
 
-    def call_and_ladj(self, y: Tensor) -> tuple[Tensor, Tensor]:
-        z, ladj = cast(FlowTransform, self.inv)._run(y, inverse=True)
+    parameters = ("transform",)
+
+    def __init__(self, transform: FlowTransform):
+        self.transform = transform
+        super().__init__(transform.features, transform.batch_shape, cache_size=transform._cache_size)
+        self._validate_args = transform._validate_args
+
+    def _forward(self, y: Tensor) -> tuple[Tensor, Tensor]:
+        z, ladj = self.transform._backward(y)
+        if self._validate_args:
+            residual = self.residual(y, z)
+            if found(residual > inverse_tolerance(y.dtype)):
+                raise ValueError(
+                    f"Expected a step whose inverse is exact in {y.dtype}; got {self.transform} with a residual of "
+                    f"{residual.max().item():.3g}: it is too steep for this precision"
+                )
         return z, -ladj
+
+    def _backward(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        y, ladj = self.transform._forward(z)
+        return y, -ladj
+
+    def __call__(self, y: Tensor) -> Tensor:
+        return self.transform._inv_call(y)
+
+    def _inv_call(self, z: Tensor) -> Tensor:
+        return self.transform(z)
+
+    def residual(self, z: Tensor, y: Tensor) -> Tensor:
+        return self.transform.residual(y, z)
+
+    def log_abs_det_jacobian(self, z: Tensor, y: Tensor) -> Tensor:
+        return -self.transform.log_abs_det_jacobian(y, z)
+
+    @property
+    def inv(self) -> FlowTransform:
+        return self.transform
+
+    def with_cache(self, cache_size: int = 1) -> FlowTransform:
+        return Inverse(self.transform.with_cache(cache_size))
+
+    def __repr__(self) -> str:
+        return f"{self.transform}.inv"
 
 
 def call_and_ladj(transform: Transform, z: Tensor) -> tuple[Tensor, Tensor]:
-    """A point's image and ladj under any torch transform of vectors, at the price of one where it offers that."""
+    """A point's image and ladj under any torch transform of vectors, at the price of one where it offers that.
+
+    A transform of single coordinates has one ladj for each of them: they are added up.
+    """
     if hasattr(transform, "call_and_ladj"):
-        return transform.call_and_ladj(z)
-    y = transform(z)
-    return y, _sum_rightmost(transform.log_abs_det_jacobian(z, y), 1 - transform.domain.event_dim)
+        y, ladj = transform.call_and_ladj(z)
+    else:
+        y = transform(z)
+        ladj = transform.log_abs_det_jacobian(z, y)
+    return y, ladj.sum(-1) if transform.domain.event_dim == 0 else ladj
+
+
+def inverse_tolerance(dtype: torch.dtype) -> float:
+    """The residual from which on an inverse is not to be trusted."""
+    return torch.finfo(dtype).eps ** 0.5
 
 
 def broadcast(*shapes: torch.Size) -> torch.Size:
@@ -174,6 +210,16 @@ def batch_shape_of(**parameters: tuple[Tensor, int]) -> torch.Size:
     except RuntimeError:
         got = ", ".join(f"{name} {tuple(shape)}" for name, shape in shapes.items())
         raise ValueError(f"Expected batch shapes that broadcast; got {got}") from None
+
+
+def found(faults: Tensor) -> bool:
+    """Whether there are any; code that is compiled or vectorized cannot know, and is not checked."""
+    if torch.compiler.is_compiling():
+        return False
+    try:
+        return bool(faults.any())
+    except RuntimeError:
+        return False
 
 
 def _equal(a: object, b: object) -> bool:

@@ -1,44 +1,109 @@
-"""What autoregressive and coupling steps do to one coordinate, given its shift μ and raw scale s.
+"""What autoregressive and coupling steps do to one coordinate, given the numbers that a network makes for it.
 
-    shift    z' = z + μ
-    affine   z' = exp(4 tanh(s/4)) z + μ
-    gated    z' = g z + (1 − g) μ,    g = ε + (1 − ε) σ(s)            (eq. 31, where ε = 0)
+    Shift       z' = z + μ
+    Affine      z' = exp(4 tanh(s/4)) z + μ
+    Gated       z' = g z + (1 − g) μ,    g = ε + (1 − ε) σ(s)            (eq. 31, where ε = 0)
 
 The bounds keep float32 finite: a log-scale stays within ±4, a gate above its floor ε.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Literal, get_args
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-Kind = Literal["gated", "shift", "affine"]
-
-#: net(z) -> (shift, raw scale), each (*, D); the raw scale is None for kind "shift".
-Conditioner = Callable[[Tensor], tuple[Tensor, Tensor | None]]
+#: How far a flow's steps together may move a log-density at an identity start.
+NUDGE = 1e-4
 
 
-def check_kind(kind: str, allowed: tuple[str, ...] = get_args(Kind)) -> None:
-    if kind not in allowed:
-        raise ValueError(f"Expected kind in {allowed}; got {kind!r}")
+class Elementwise(ABC):
+    """A monotone increasing map of each coordinate, with its slope.
+
+    A new one is a class with ``numbers``, :meth:`forward` and :meth:`backward`.
+    """
+
+    #: How many numbers a coordinate asks for.
+    numbers: int
+    #: What the paper's experiments add to each of them: the bias a network starts with under ``init="torch"``.
+    bias: tuple[float, ...] = ()
+
+    @abstractmethod
+    def forward(self, z: Tensor, raw: Tensor) -> tuple[Tensor, Tensor]:
+        """z' and log ∂z'/∂z, both ``(*, D)``, for z ``(*, D)`` and raw numbers ``(*, numbers, D)``."""
+
+    @abstractmethod
+    def backward(self, y: Tensor, raw: Tensor) -> tuple[Tensor, Tensor]:
+        """The z that ``forward`` takes to y, and log ∂z'/∂z there."""
+
+    def start(self, transforms: int, features: int) -> tuple[float, tuple[float, ...]]:
+        """Where K steps of D coordinates begin under ``init="identity"``, as a factor of the network's last layer
+        and a bias of each number. By default all numbers are nearly zero: let that be the identity."""
+        return NUDGE / math.sqrt(transforms * features), (0.0,) * self.numbers
 
 
-def coefficients(
-    kind: Kind, shift: Tensor, raw_scale: Tensor | None, gate_floor: float
-) -> tuple[Tensor | None, Tensor, Tensor]:
-    """(scale, offset, log scale) with z' = scale · z + offset; a scale of None is 1."""
-    if kind == "shift":
-        return None, shift, torch.zeros_like(shift)
-    if raw_scale is None:
-        raise ValueError(f"Expected net(z) -> (shift, raw scale) for kind {kind!r}; got no raw scale")
-    if kind == "affine":
-        log_scale = 4 * torch.tanh(raw_scale / 4)
-        return log_scale.exp(), shift, log_scale
-    gate = gate_floor + (1 - gate_floor) * torch.sigmoid(raw_scale)
-    complement = (1 - gate_floor) * torch.sigmoid(-raw_scale)
-    # log g from the nearer end: near 1 the complement has the digits, and a floorless gate may underflow.
-    log_gate = torch.nn.functional.logsigmoid(raw_scale) if gate_floor == 0 else torch.log1p(-complement)
-    return gate, complement * shift, log_gate
+@dataclass(frozen=True)
+class Shift(Elementwise):
+    """z' = z + μ: volume preserving."""
+
+    numbers = 1
+
+    def forward(self, z: Tensor, raw: Tensor) -> tuple[Tensor, Tensor]:
+        (shift,) = raw.unbind(-2)
+        return z + shift, torch.zeros_like(shift)
+
+    def backward(self, y: Tensor, raw: Tensor) -> tuple[Tensor, Tensor]:
+        (shift,) = raw.unbind(-2)
+        return y - shift, torch.zeros_like(shift)
+
+
+@dataclass(frozen=True)
+class Affine(Elementwise):
+    """z' = exp(4 tanh(s/4)) z + μ."""
+
+    numbers = 2
+
+    def forward(self, z: Tensor, raw: Tensor) -> tuple[Tensor, Tensor]:
+        shift, log_scale = self._coefficients(raw)
+        return log_scale.exp() * z + shift, log_scale
+
+    def backward(self, y: Tensor, raw: Tensor) -> tuple[Tensor, Tensor]:
+        shift, log_scale = self._coefficients(raw)
+        return (y - shift) / log_scale.exp(), log_scale
+
+    def _coefficients(self, raw: Tensor) -> tuple[Tensor, Tensor]:
+        shift, raw_scale = raw.unbind(-2)
+        return shift, 4 * torch.tanh(raw_scale / 4)
+
+
+@dataclass(frozen=True)
+class Gated(Elementwise):
+    """z' = g z + (1 − g) μ with a gate above ``floor``; a floor of 0 is the paper's."""
+
+    floor: float = 1e-3
+    numbers = 2
+    bias = (0.0, 1.0)
+
+    def forward(self, z: Tensor, raw: Tensor) -> tuple[Tensor, Tensor]:
+        gate, offset, log_gate = self._coefficients(raw)
+        return gate * z + offset, log_gate
+
+    def backward(self, y: Tensor, raw: Tensor) -> tuple[Tensor, Tensor]:
+        gate, offset, log_gate = self._coefficients(raw)
+        return (y - offset) / gate, log_gate
+
+    def start(self, transforms: int, features: int) -> tuple[float, tuple[float, ...]]:
+        # Open but for the share that a Gaussian start just allows: a gate learns in proportion to it.
+        return 1.0, (0.0, math.log(transforms * math.sqrt(features) / 5e-4))
+
+    def _coefficients(self, raw: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """(g, (1 − g) μ, log g)."""
+        shift, raw_gate = raw.unbind(-2)
+        gate = self.floor + (1 - self.floor) * torch.sigmoid(raw_gate)
+        complement = (1 - self.floor) * torch.sigmoid(-raw_gate)
+        # log g from the nearer end: near 1 the complement has the digits, and a floorless gate may underflow.
+        log_gate = torch.nn.functional.logsigmoid(raw_gate) if self.floor == 0 else torch.log1p(-complement)
+        return gate, complement * shift, log_gate

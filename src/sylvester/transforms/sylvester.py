@@ -24,8 +24,6 @@ class SylvesterTransform(FlowTransform):
             or None for the identity.
         r, r_tilde: ``(*, M, M)``; what lies below their diagonals is ignored and gets no gradient.
         b: ``(*, M)``.
-        rho: ``(*, M)``, the products r_ii r̃_ii, from a caller who has them and promises that nothing lies below the
-            diagonals: that saves copies of the matrices and of their gradients.
 
     The inverse never divides by R̃, which may be singular: with T = R̃R, solve a + T tanh(a) = R̃Qᵀz' + b for
     a = R̃Qᵀz + b (triangular and monotone), then z = z' − Q R tanh(a).
@@ -40,7 +38,6 @@ class SylvesterTransform(FlowTransform):
         r_tilde: Tensor,
         b: Tensor,
         *,
-        rho: Tensor | None = None,
         validate_args: bool = False,
         cache_size: int = 0,
     ):
@@ -52,14 +49,28 @@ class SylvesterTransform(FlowTransform):
             )
         if validate_args and not (_is_upper(r) and _is_upper(r_tilde)):
             raise ValueError("Expected upper triangular r and r_tilde; got nonzero entries below the diagonal")
-        self.q = as_operator(q)
-        self.r, self.r_tilde, self.b = (r.triu(), r_tilde.triu(), b) if rho is None else (r, r_tilde, b)
-        features, _ = self.q.shape(rank)
-        batch_shape = batch_shape_of(r=(r, 2), r_tilde=(r_tilde, 2), b=(b, 1))
-        if self.q.batch_shape:
-            batch_shape = broadcast(batch_shape, self.q.batch_shape)
-        self._rho = r.diagonal(dim1=-2, dim2=-1) * r_tilde.diagonal(dim1=-2, dim2=-1) if rho is None else rho
-        super().__init__(features, batch_shape, validate_args=validate_args, cache_size=cache_size)
+        self._hold(q, r.triu(), r_tilde.triu(), b, r.diagonal(dim1=-2, dim2=-1) * r_tilde.diagonal(dim1=-2, dim2=-1))
+        super().__init__(*self._sizes(), validate_args=validate_args, cache_size=cache_size)
+
+    @classmethod
+    def of_triangles(
+        cls, q: Tensor | OrthonormalOperator | None, r: Tensor, r_tilde: Tensor, b: Tensor, rho: Tensor
+    ) -> SylvesterTransform:
+        """The same step from a caller who has the products ``rho`` = r_ii r̃_ii ``(*, M)`` and promises that nothing
+        lies below the diagonals: that saves copies of the matrices and of their gradients."""
+        step = cls.__new__(cls)
+        step._hold(q, r, r_tilde, b, rho)
+        FlowTransform.__init__(step, *step._sizes())
+        return step
+
+    def _hold(self, q: Tensor | OrthonormalOperator | None, r: Tensor, r_tilde: Tensor, b: Tensor, rho: Tensor) -> None:
+        self.q, self.r, self.r_tilde, self.b, self._rho = as_operator(q), r, r_tilde, b, rho
+
+    def _sizes(self) -> tuple[int, torch.Size]:
+        """D, and the batch shape that all parameters share."""
+        features, _ = self.q.shape(self.b.shape[-1])
+        batch_shape = batch_shape_of(r=(self.r, 2), r_tilde=(self.r_tilde, 2), b=(self.b, 1))
+        return features, broadcast(batch_shape, self.q.batch_shape) if self.q.batch_shape else batch_shape
 
     def _check_parameters(self) -> None:
         if not (self._rho > -1).all():

@@ -15,11 +15,11 @@ Memory is ordered (H, W, B, C), where each of these products is one call on cont
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+
+from sylvester.buffers import DerivedBuffers
 
 # How many more multiplications a second the direct way does: larger products, and fewer passes over memory.
 _DIRECT_IS_DENSER = 2.0
@@ -52,7 +52,7 @@ def batched_last(x: Tensor) -> Tensor:
 batched_first = batched_last  # the permutation is its own inverse
 
 
-class SameConvolution(nn.Module):
+class SameConvolution(DerivedBuffers):
     """x (H, W, B, C) and a kernel (k, k, C, C') to (H, W, B, C'), zeros beyond the border, k odd.
 
     y_i = Σ_j x_{i+j} w_j with ``correlate``, as torch's convolutions sum, and Σ_j x_{i−j} w_j without, as its
@@ -70,10 +70,9 @@ class SameConvolution(nn.Module):
         if kernel % 2 != 1:
             raise ValueError(f"Expected a kernel with a centre, of odd size; got {kernel}")
         self.sides, self.kernel, self.correlate = sides, kernel, correlate
-        for name, matrix in self._matrices().items():
-            self.register_buffer(name, matrix.to(torch.get_default_dtype()), persistent=False)
+        self.register_derived()
 
-    def _matrices(self) -> dict[str, Tensor]:
+    def derived(self) -> dict[str, Tensor]:
         (height, width), p = self.sides, self.kernel // 2
         (n_rows, n_columns), half = (height + p, width + p), (height + p) // 2 + 1
         taps = torch.arange(-p, p + 1) * (-1 if self.correlate else 1)
@@ -88,13 +87,6 @@ class SameConvolution(nn.Module):
             "kernel_columns": _complex_fourier(taps, n_columns),
             "rows_back": (rows * weight[:, None, None]).flatten(0, 1).T.contiguous(),
         }
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
-        # Computed anew rather than cast, so that a model that becomes float64 is as exact as float64.
-        super()._apply(fn, recurse)
-        for name, matrix in self._matrices().items():
-            self._buffers[name] = matrix.to(getattr(self, name))
-        return self
 
     def forward(self, x: Tensor, kernel: Tensor) -> Tensor:
         batch, out_channels = x.shape[2], kernel.shape[-1]
