@@ -29,7 +29,7 @@ format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .
 
 bench: $(VENV)/.bench
-	$(BIN)/sylvester bench --out docs/benchmarks.json
+	$(BIN)/python -m benchmarks --out docs/benchmarks.json
 
 $(VENV)/.app: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

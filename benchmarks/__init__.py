@@ -1,7 +1,7 @@
 """Side by side: the library, a plain implementation of the paper's experiments, and peers from PyPI.
 
-``sylvester bench`` runs it. Everything here stays outside the package's own namespace, so that the processes that time
-the reference and the peers import nothing of the library and run with torch's default settings.
+``python -m benchmarks`` runs it, from a checkout. Everything here stays outside the package, so that the processes that
+time the reference and the peers import nothing of the library and run with torch's default settings.
 
 workloads.py   what is compared with what, and the targets: data alone
 reference.py   the paper's experiments as they were run
@@ -9,6 +9,8 @@ tasks_*.py     the work, once for each contestant
 peers.py       the same work by Pyro, normflows, zuko and nflows
 worker.py      one process of one contestant
 runner.py      alternating processes, minima over repetitions, ratios
+suite.py       the rows asked for, from the first to the report
+versions.py    this checkout against another commit of it
 scaling.py     cost and memory against the sizes, with fitted exponents
 report.py      JSON, table, figure and page
 agreement.py   which weight of the reference is which of the library

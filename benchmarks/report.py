@@ -16,7 +16,7 @@ from rich.table import Table
 
 from benchmarks.runner import Row
 from benchmarks.scaling import Curve
-from benchmarks.workloads import GROUPS, PEERS
+from benchmarks.workloads import GROUPS, PEERS, Allocator
 from sylvester.app.runs import replacing, write_json, write_text
 
 TITLES = {
@@ -33,18 +33,29 @@ TITLES = {
 }
 assert tuple(TITLES) == GROUPS
 
+ALLOCATORS: dict[Allocator, str] = {"kept": "keep freed memory", "system": "leave freed memory to the system"}
+
 Document = dict[str, Any]
 
 
-def document(rows: Sequence[Row], curves: Sequence[Curve], *, size: str, repetitions: int) -> Document:
+def document(
+    rows: Sequence[Row], curves: Sequence[Curve], *, size: str, repetitions: int, allocator: Allocator
+) -> Document:
+    return circumstances(size=size, repetitions=repetitions, allocator=allocator) | {
+        "versions": {name: _version(name) for name in ("sylvester", "torch", *PEERS.values())},
+        "rows": [asdict(row) | {"met": row.met} for row in rows],
+        "scaling": [asdict(curve) for curve in curves],
+    }
+
+
+def circumstances(*, size: str, repetitions: int, allocator: Allocator) -> Document:
     return {
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "size": size,
         "repetitions": repetitions,
+        "allocator": allocator,
         "machine": machine(),
-        "versions": {name: _version(name) for name in ("sylvester", "torch", *PEERS.values())},
-        "rows": [asdict(row) | {"met": row.met} for row in rows],
-        "scaling": [asdict(curve) for curve in curves],
+        "versions": {"torch": _version("torch")},
     }
 
 
@@ -84,6 +95,10 @@ def tables(found: Document) -> list[Table]:
     return [make(found) for key, make in (("rows", _rows), ("scaling", _scaling)) if found[key]]
 
 
+def note(found: Document) -> str:
+    return f"The library's processes {ALLOCATORS[found['allocator']]} (--allocator {found['allocator']})."
+
+
 def _rows(found: Document) -> Table:
     result = Table("", "against", "ours", "other", "ratio", "target", box=None)
     for group, rows in groupby(found["rows"], key=lambda row: row["group"]):
@@ -96,6 +111,30 @@ def _rows(found: Document) -> Table:
                 row["name"], row["against"], *cells[:2], f"[{style}]{cells[2]}[/]" if style else cells[2], cells[3]
             )
     return result
+
+
+def version_table(found: Document) -> Table:
+    """Of a document about two versions, for the terminal."""
+    titles = TITLES | {"inverse": "The inverse"}
+    result = Table("", found["this"]["name"], found["other"]["name"], "ratio", box=None)
+    for group, rows in groupby(found["rows"], key=lambda row: row["group"]):
+        result.add_section()
+        result.add_row(f"[bold]{titles[group]}[/bold]")
+        for row in rows:
+            seconds = (_quantity(row[side], "s") for side in ("this", "other"))
+            result.add_row(row["name"], *seconds, f"{row['ratio']:.2f}")
+    return result
+
+
+def version_note(found: Document) -> str:
+    """How to read that table."""
+    this, other = found["this"], found["other"]
+    return (
+        f"Ratio: seconds of {other['name']} ({other['commit'][:12]}) over those of {this['name']}"
+        f" ({this['commit'][:12]}{', changed' * this['changed']}); above 1, {this['name']} is faster."
+        f" The fastest of up to {found['repetitions']} repetitions counts. Both {ALLOCATORS[found['allocator']]}"
+        f" (--allocator {found['allocator']})."
+    )
 
 
 def _scaling(found: Document) -> Table:
@@ -135,9 +174,10 @@ def page(found: Document, figure_name: str) -> str:
     lines = [
         "# Benchmarks",
         "",
-        f"Measured on {found['date'][:10]} by `sylvester bench --size {found['size']}` on {at['cpu']},"
+        f"Measured on {found['date'][:10]} by `python -m benchmarks --size {found['size']}` on {at['cpu']},"
         f" {at['cores']} cores, {at['memory_gib']} GiB ({versions}). Both sides of a row take turns in processes of"
         f" their own, and the fastest of up to {found['repetitions']} repetitions counts."
+        f" The library's processes {ALLOCATORS[found['allocator']]} (`--allocator {found['allocator']}`)."
         " *Reference* is a plain implementation of how the paper's experiments were run (`benchmarks/reference.py`),"
         " with torch's default settings; it computes the same numbers from the same weights. Ratios are how many times"
         " faster the library is, unless a heading says otherwise.",

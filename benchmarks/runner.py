@@ -14,14 +14,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from benchmarks.sizes import Size
-from benchmarks.workloads import Job, Workload
+from benchmarks.sizes import SIZES, Size
+from benchmarks.workloads import PEERS, Allocator, Job, Workload
+
+#: The checkout that these benchmarks belong to.
+ROOT = Path(__file__).resolve().parents[1]
 
 # A row that has taken so many seconds is content with so many repetitions.
 _ENOUGH = ((20.0, 3), (60.0, 1))
@@ -31,6 +34,10 @@ Progress = Callable[[str], None]
 
 class BenchmarkError(RuntimeError):
     """A contestant that failed, in one sentence."""
+
+
+class BadRequest(ValueError):
+    """What cannot be measured, in one sentence."""
 
 
 class Missing(Exception):
@@ -60,19 +67,20 @@ class Row:
 
 
 class Contestant:
-    """A worker process, spoken to line by line."""
+    """A worker process, spoken to line by line; the library it finds first is that of ``tree``."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
-        root = Path(__file__).resolve().parents[1]
-        paths = [str(root), *filter(None, [os.environ.get("PYTHONPATH")])]
+    def __init__(self, name: str, *, label: str = "", tree: Path = ROOT, allocator: Allocator = "kept") -> None:
+        self.name = label or name
+        paths = [str(tree / "src"), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+        # The variable is for versions that tune the allocator when they are imported.
+        settings = {"SYLVESTER_ALLOCATOR": "" if allocator == "kept" else "system"}
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.worker", name],
+            [sys.executable, "-m", "benchmarks.worker", name, allocator],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,  # warnings; what fails is answered
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
-            cwd=root,
+            env=os.environ | settings | {"PYTHONPATH": os.pathsep.join(paths)},
+            cwd=ROOT,
             text=True,
         )
 
@@ -85,8 +93,10 @@ class Contestant:
         if not line:
             raise BenchmarkError(f"The process of {self.name} ended without an answer to {request}")
         answer = json.loads(line)
-        if "missing" in answer:
+        if "missing" in answer and self.name in PEERS:
             raise Missing(answer["missing"])
+        if "missing" in answer:
+            raise BenchmarkError(f"{self.name} failed at {request}: no module named {answer['missing']}")
         if "error" in answer:
             raise BenchmarkError(f"{self.name} failed at {request}: {answer['error']}")
         return answer
@@ -95,9 +105,13 @@ class Contestant:
         return self.ask(build=job.task, size=asdict(size), arguments=job.arguments)
 
 
+Start = Callable[[str], AbstractContextManager[Contestant]]
+
+
 @contextmanager
-def contestant(name: str) -> Iterator[Contestant]:
-    started = Contestant(name)
+def contestant(name: str, *, label: str = "", tree: Path = ROOT, allocator: Allocator = "kept") -> Iterator[Contestant]:
+    """``label`` is what its errors call it."""
+    started = Contestant(name, label=label, tree=tree, allocator=allocator)
     try:
         yield started
     finally:
@@ -105,24 +119,41 @@ def contestant(name: str) -> Iterator[Contestant]:
         started.process.communicate()
 
 
+def check(only: Sequence[str], groups: Sequence[str], *, size: str, repetitions: int) -> None:
+    if unknown := set(only) - set(groups):
+        raise BadRequest(f"Expected groups among {', '.join(groups)}; got {', '.join(sorted(unknown))}")
+    if size not in SIZES or repetitions < 1:
+        raise BadRequest(
+            f"Expected a size among {', '.join(SIZES)} and at least one repetition; got {size!r} and {repetitions}"
+        )
+
+
 def run(
-    rows: Sequence[Workload], size: Size, *, repetitions: int = 5, progress: Progress = lambda name: None
+    rows: Sequence[Workload],
+    size: Size,
+    *,
+    repetitions: int = 5,
+    progress: Progress = lambda name: None,
+    start: Start = contestant,
 ) -> Iterator[Row]:
-    """The rows measured, one after another. Within a group, each contestant keeps its process."""
+    """The rows measured, one after another. Within a group, each contestant keeps its process.
+
+    ``start`` says which process a contestant's name stands for.
+    """
     for _, group in groupby(rows, key=lambda row: row.group):
         with ExitStack() as stack:
             processes: dict[str, Contestant] = {}
 
             def process(name: str, stack: ExitStack = stack, known: dict[str, Contestant] = processes) -> Contestant:
                 if name not in known:
-                    known[name] = stack.enter_context(contestant(name))
+                    known[name] = stack.enter_context(start(name))
                 return known[name]
 
             for workload in group:
                 progress(f"{workload.group}: {workload.name}")
                 try:
                     if workload.quantity == "megabytes":
-                        yield row(workload, "MB", peak(workload.ours, size), peak(workload.other, size))
+                        yield row(workload, "MB", *(peak(job, size, start) for job in (workload.ours, workload.other)))
                     else:
                         yield _timed(workload, size, process, repetitions)
                 except Missing:
@@ -149,9 +180,9 @@ def _timed(workload: Workload, size: Size, process: Callable[[str], Contestant],
     return row(workload, "s", *best)
 
 
-def peak(job: Job, size: Size) -> float:
+def peak(job: Job, size: Size, start: Start = contestant) -> float:
     """In a fresh process, whose peak is this job's alone."""
-    with contestant(job.contestant) as process:
+    with start(job.contestant) as process:
         return process.ask(peak=process.build(job, size)["job"])["megabytes"]
 
 
@@ -159,12 +190,11 @@ def row(workload: Workload, unit: str, ours: float | None, other: float | None) 
     ratio = None
     if ours is not None and other is not None:
         ratio = other / ours if workload.ratio == "speedup" else ours / other
-    against = {"inverse": "forward pass", "throughput": "product", "memory": "easier case"}
     return Row(
         workload.group,
         workload.name,
         workload.measures,
-        against.get(workload.group, workload.other.contestant),
+        workload.against or workload.other.contestant,
         unit,
         ours,
         other,

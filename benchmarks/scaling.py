@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from benchmarks.runner import Progress, contestant, peak
+from benchmarks.runner import Progress, Start, contestant, peak
 from benchmarks.sizes import Size
 from benchmarks.workloads import Job
 
@@ -56,15 +56,21 @@ def sweeps(size: Size) -> list[Sweep]:
     ]
 
 
-def scale(chosen: Sequence[Sweep], *, repetitions: int = 5, progress: Progress = lambda name: None) -> Iterator[Curve]:
+def scale(
+    chosen: Sequence[Sweep],
+    *,
+    repetitions: int = 5,
+    progress: Progress = lambda name: None,
+    start: Start = contestant,
+) -> Iterator[Curve]:
     for sweep in chosen:
         progress(f"scaling: {sweep.variable}")
         values = [value for value, _, _ in sweep.points]
-        with contestant("library") as process:
+        with start("library") as process:
             jobs = [process.build(job, each)["job"] for _, each, job in sweep.points]
             rounds = [[process.ask(time=job)["seconds"] for job in jobs] for _ in range(repetitions + 1)]
         seconds = [min(times) for times in zip(*rounds[1:], strict=True)]  # the first is to warm up
-        megabytes = [peak(job, each) for _, each, job in sweep.points]
+        megabytes = [peak(job, each, start) for _, each, job in sweep.points]
         fits = exponent(values, seconds), exponent(values, megabytes)
         yield Curve(sweep.variable, sweep.measures, values, seconds, megabytes, *fits)
 

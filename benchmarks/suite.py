@@ -5,16 +5,15 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
 
 from benchmarks import report, runner, scaling
 from benchmarks.sizes import SIZES
-from benchmarks.workloads import GROUPS, workloads
+from benchmarks.workloads import ALL_GROUPS, Allocator, workloads
 from sylvester.app.data import listing, load
-
-ALL_GROUPS = (*GROUPS, "scaling")
 
 
 def measure(
@@ -22,11 +21,12 @@ def measure(
     *,
     size: str = "paper",
     repetitions: int = 5,
+    allocator: Allocator = "kept",
     data_dir: Path | None = None,
     progress: Callable[[int, int, str], None] = lambda done, total, name: None,
 ) -> report.Document:
     """``progress`` is told how many rows are done, of how many, and the name of the next."""
-    check(only, size=size, repetitions=repetitions)
+    runner.check(only, ALL_GROUPS, size=size, repetitions=repetitions)
     chosen = set(only) or set(ALL_GROUPS)
     with tempfile.TemporaryDirectory() as folder:
         # An epoch is one of the real images, or none.
@@ -41,18 +41,10 @@ def measure(
         def tell(name: str) -> None:
             progress(next(done), total, name)
 
-        measured = list(runner.run(rows, SIZES[size], repetitions=repetitions, progress=tell))
-        curves = list(scaling.scale(sweeps, repetitions=repetitions, progress=tell))
-    return report.document(measured, curves, size=size, repetitions=repetitions)
-
-
-def check(only: Sequence[str], *, size: str, repetitions: int) -> None:
-    if unknown := set(only) - set(ALL_GROUPS):
-        raise ValueError(f"Expected groups among {', '.join(ALL_GROUPS)}; got {', '.join(sorted(unknown))}")
-    if size not in SIZES or repetitions < 1:
-        raise ValueError(
-            f"Expected a size among {', '.join(SIZES)} and at least one repetition; got {size!r} and {repetitions}"
-        )
+        start = partial(runner.contestant, allocator=allocator)
+        measured = list(runner.run(rows, SIZES[size], repetitions=repetitions, progress=tell, start=start))
+        curves = list(scaling.scale(sweeps, repetitions=repetitions, progress=tell, start=start))
+    return report.document(measured, curves, size=size, repetitions=repetitions, allocator=allocator)
 
 
 def caltech(data_dir: Path | None, folder: Path) -> str | None:

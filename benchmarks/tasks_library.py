@@ -1,4 +1,8 @@
-"""The same work as a user of the library gets it."""
+"""The same work as a user of the library gets it.
+
+Public names alone at the top, so that another version of the library can be given the same work (``--against``); a task
+that knows more about the inside imports it for itself.
+"""
 
 from __future__ import annotations
 
@@ -11,41 +15,42 @@ from torch import Tensor
 from benchmarks import tasks_reference
 from benchmarks.sizes import Size
 from benchmarks.tasks_reference import Task, conditioned, counted, forward_backward, images, product, without_gradient
-from sylvester.app import models
-from sylvester.app import training as app_training
-from sylvester.app.config import FLOW_SETTINGS, Config, resolve
-from sylvester.app.data import Dataset
 from sylvester.evaluation import log_likelihood
 from sylvester.flows import FAMILIES, Flow
-from sylvester.linalg import HouseholderProduct
-from sylvester.linalg import polar as polar_factor
 from sylvester.objectives import elbo
-from sylvester.vae import VAE
+from sylvester.optim import Adamax
+from sylvester.vae import VAE, GatedConvDecoder, GatedConvEncoder
 
 
-def configure(size: Size, flow: str) -> Config:
-    """The application's settings of the paper's run."""
-    given = {
-        "latent": size.features,
-        "transforms": size.transforms,
-        "rank": size.rank,
-        "reflections": size.reflections,
-        "hidden": size.hidden,
-        "batch_size": size.batch,
+def make_flow(size: Size, flow: str, context: int) -> Flow:
+    options = {
+        "orthogonal-sylvester": {"rank": size.rank},
+        "householder-sylvester": {"reflections": size.reflections},
+        **{name: {"hidden_features": size.hidden} for name in ("iaf", "mean-only-iaf", "maf", "nice", "realnvp")},
     }
-    given = {key: value for key, value in given.items() if flow in FLOW_SETTINGS.get(key, (flow,))}
-    return resolve({"preset": "paper", "architecture": "released", "flow": flow, **given})
+    make: Callable[..., Flow] = FAMILIES[flow]
+    return make(size.features, context, size.transforms, init="torch", **options.get(flow, {}))
 
 
 def build(size: Size, flow: str) -> VAE:
-    return models.build(configure(size, flow), (1, size.side, size.side), "bernoulli")
+    """The model of the paper's run."""
+    shape = (1, size.side, size.side)
+    return VAE(
+        GatedConvEncoder(shape, size.context, architecture="released"),
+        make_flow(size, flow, size.context),
+        GatedConvDecoder(shape, size.features, likelihood="bernoulli"),
+    )
+
+
+def make_optimizer(vae: VAE) -> torch.optim.Optimizer:
+    return Adamax(vae.parameters(), lr=5e-4, eps=1e-7)
 
 
 def training(size: Size, flow: str, condition: float | None = None) -> Task:
     vae = build(size, flow)
     if condition is not None:
         fix_condition(vae.flow.groups()[0], size, condition)
-    optimizer = app_training.make_optimizer(vae, configure(size, flow))
+    optimizer = make_optimizer(vae)
     x = images(size, size.batch)
 
     def step() -> None:
@@ -81,9 +86,7 @@ def flow(size: Size, flow: str, backward: bool = False, samples: int = 1, batch:
 
 def family(size: Size, flow: str, conditional: bool, density: bool = False, backward: bool = False) -> Task:
     """A flow that a peer has too, by itself: a sample of the batch with its log-density, or the density of points."""
-    options = {"hidden_features": size.hidden} if flow in FLOW_SETTINGS["hidden"] else {}
-    make: Callable[..., Flow] = FAMILIES[flow]
-    module = make(size.features, size.context if conditional else 0, size.transforms, init="torch", **options)
+    module = make_flow(size, flow, size.context if conditional else 0)
     contexts = (torch.randn(size.batch, size.context),) if conditional else ()
     shape = () if conditional else (size.batch,)
     points = torch.randn(size.batch, size.features)
@@ -112,11 +115,15 @@ def chain(size: Size, flow: str, inverse: bool = False) -> Task:
 
 
 def polar(size: Size) -> Task:
+    from sylvester.linalg import polar as polar_factor
+
     a = torch.randn(size.batch * size.transforms, size.features, size.rank, requires_grad=True)
     return lambda: torch.autograd.grad(polar_factor(a).sum(), a)
 
 
 def householder(size: Size) -> Task:
+    from sylvester.linalg import HouseholderProduct
+
     count = size.batch * size.transforms
     v = torch.randn(count, size.reflections, size.features, requires_grad=True)
     z = torch.randn(count, size.features)
@@ -130,7 +137,12 @@ def householder(size: Size) -> Task:
 
 def epoch(size: Size, flow: str, data: str) -> Task:
     """As the application trains: its loop, its figures, its streams of randomness."""
-    config = configure(size, flow)
+    from sylvester.app import training as app_training
+    from sylvester.app.config import resolve
+    from sylvester.app.data import Dataset
+
+    settings = {"latent": size.features, "batch_size": size.batch}
+    config = resolve({"preset": "paper", "architecture": "released", "flow": flow, **settings})
     x = torch.load(data)
     dataset = Dataset(
         name="images",

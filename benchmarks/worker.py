@@ -4,6 +4,7 @@
     {"time": job}                                   ->  {"seconds": per call}
     {"peak": job}                                   ->  {"megabytes": how far calls raise the process's peak}
     {"forget": true}                                ->  {}, and the jobs so far are gone
+    {"library": true}                               ->  {"path": of the library's folder}
 
 A contestant that is not installed answers {"missing": module}, anything else that fails {"error": sentence}.
 """
@@ -20,15 +21,23 @@ import time
 from typing import Any
 
 from benchmarks.sizes import Size
+from benchmarks.workloads import Allocator
 
 # A task is repeated until it has taken so long, so that a call of microseconds can be timed.
 _LEAST_SECONDS = 0.05
 
 
-def tasks(contestant: str) -> dict[str, Any]:
+def tasks(contestant: str, allocator: Allocator) -> dict[str, Any]:
+    if contestant == "library" and allocator == "kept" and not kept():
+        raise RuntimeError("Expected glibc, which can keep freed memory; got another: --allocator system leaves it be")
     if contestant in ("library", "reference"):
         return importlib.import_module(f"benchmarks.tasks_{contestant}").TASKS
     return importlib.import_module("benchmarks.peers").TASKS[contestant]
+
+
+def kept() -> bool:
+    """Freed memory stays with the process from here on, as the application has it."""
+    return importlib.import_module("sylvester.allocator").keep_freed_memory()
 
 
 def seconds(task: Any) -> float:
@@ -53,8 +62,8 @@ def peak() -> int:
 
 
 class Worker:
-    def __init__(self, contestant: str) -> None:
-        self.contestant = contestant
+    def __init__(self, contestant: str, allocator: Allocator = "system") -> None:
+        self.contestant, self.allocator = contestant, allocator
         self.jobs: list[Any] = []
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -66,10 +75,12 @@ class Worker:
             self.jobs.clear()
             gc.collect()  # models and optimizers refer to each other
             return {}
+        if "library" in request:
+            return {"path": importlib.import_module("sylvester").__path__[0]}
         import torch
 
         torch.manual_seed(0)
-        task = tasks(self.contestant)[request["build"]](Size(**request["size"]), **request["arguments"])
+        task = tasks(self.contestant, self.allocator)[request["build"]](Size(**request["size"]), **request["arguments"])
         self.jobs.append(task)
         return {"job": len(self.jobs) - 1, "flops": getattr(task, "flops", None)}
 
@@ -78,7 +89,8 @@ def main() -> None:
     # Whatever a contestant prints goes to stderr: stdout is for answers.
     with os.fdopen(os.dup(1), "w", buffering=1) as answers:
         os.dup2(2, 1)
-        worker = Worker(sys.argv[1])
+        contestant, allocator = sys.argv[1:]
+        worker = Worker(contestant, "kept" if allocator == "kept" else "system")
         for line in sys.stdin:
             try:
                 answer = worker.answer(json.loads(line))

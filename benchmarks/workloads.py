@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from benchmarks.sizes import Size
@@ -12,6 +12,8 @@ from benchmarks.sizes import Size
 #: seconds or of megabytes. A cost has to stay below its target, the others above.
 Ratio = Literal["speedup", "share", "cost"]
 Quantity = Literal["seconds", "megabytes"]
+#: Whether the library's processes keep freed memory, as the application's do, or leave that to the system.
+Allocator = Literal["kept", "system"]
 
 MODELS = {
     "gaussian": "VAE",
@@ -46,6 +48,7 @@ class Workload:
     target: float | None = None
     ratio: Ratio = "speedup"
     quantity: Quantity = "seconds"
+    against: str | None = None  # what the other is, where it is no other contestant
 
 
 def against_reference(
@@ -63,6 +66,21 @@ def workloads(size: Size, images: str | None = None) -> list[Workload]:
         *_memory(size),
         *_peers(size),
         *_epochs(images),
+    ]
+
+
+def between_versions(size: Size, this: str, other: str) -> list[Workload]:
+    """The library's own work, by two of its versions. Of the tasks, those that public names alone can do."""
+    rows = [row for row in (*_models(size), *_flows(size), *_absolute(size)) if row.group in VERSION_GROUPS]
+    return [
+        Workload(
+            row.group,
+            row.name,
+            row.measures,
+            replace(row.ours, contestant=this),
+            replace(row.ours, contestant=other),
+        )
+        for row in rows
     ]
 
 
@@ -98,11 +116,12 @@ def _absolute(size: Size) -> Iterator[Workload]:
         yield Workload(
             "inverse",
             MODELS[flow],
-            f"log q at {size.batch} given points through the inverse of {size.transforms} steps, in forward passes",
+            f"log q at {size.batch} given points through the inverse of {size.transforms} steps",
             Job("library", "chain", {"flow": flow, "inverse": True}),
             Job("library", "chain", {"flow": flow}),
             15.0 if flow == "triangular-sylvester" else None,
             "cost",
+            against="forward pass",
         )
     against = f"as a share of the GFLOP/s of a {size.product}³ product, counting the operations of direct convolutions"
     for contestant in ("library", "reference"):  # what the reference reaches bounds how much faster one can be
@@ -118,7 +137,16 @@ def _absolute(size: Size) -> Iterator[Workload]:
         )
         for name, what, job, target in tasks:
             goal = target if contestant == "library" else None
-            yield Workload("throughput", f"{name}, {contestant}", f"{what}, {against}", job, product, goal, "share")
+            yield Workload(
+                "throughput",
+                f"{name}, {contestant}",
+                f"{what}, {against}",
+                job,
+                product,
+                goal,
+                "share",
+                against="product",
+            )
 
 
 def _memory(size: Size) -> Iterator[Workload]:
@@ -128,12 +156,12 @@ def _memory(size: Size) -> Iterator[Workload]:
         )
         what = "peak memory of training, where matrices of condition 1000 have to be orthogonalized instead of 2"
         target = 1.05 if contestant == "library" else None
-        yield Workload("memory", f"O-SNF, {contestant}", what, many, few, target, "cost", "megabytes")
+        yield Workload("memory", f"O-SNF, {contestant}", what, many, few, target, "cost", "megabytes", "easier case")
     few, many = (
         Job("library", "nll", {"flow": "triangular-sylvester", "samples": factor * size.samples}) for factor in (1, 8)
     )
     what = f"peak memory of log p(x) with {8 * size.samples:,} samples instead of {size.samples:,}"
-    yield Workload("memory", "NLL, T-SNF", what, many, few, 1.05, "cost", "megabytes")
+    yield Workload("memory", "NLL, T-SNF", what, many, few, 1.05, "cost", "megabytes", "easier case")
 
 
 #: The names that the peers have on PyPI.
@@ -175,3 +203,7 @@ def _epochs(images: str | None) -> Iterator[Workload]:
 
 
 GROUPS = ("training", "nll", "flow", "samples", "linalg", "inverse", "throughput", "memory", "peers", "epoch")
+#: With how cost grows, which is no row.
+ALL_GROUPS = (*GROUPS, "scaling")
+#: The groups that two versions of the library can be compared by.
+VERSION_GROUPS = ("training", "nll", "flow", "samples", "inverse")

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import platform
+import shutil
 import subprocess
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -16,14 +19,13 @@ pytest.importorskip("lightning_fabric")
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks import report, runner, scaling, suite, tasks_library, tasks_reference  # noqa: E402
+from benchmarks import report, runner, scaling, suite, tasks_library, tasks_reference, versions  # noqa: E402
 from benchmarks.agreement import copy_weights, correspondence  # noqa: E402
 from benchmarks.reference import ReferenceVAE, log_likelihood, orthogonalize, reflections_multiplied  # noqa: E402
 from benchmarks.sizes import SIZES  # noqa: E402
 from benchmarks.worker import Worker  # noqa: E402
-from benchmarks.workloads import GROUPS, MODELS, PEERS, Job, Workload, workloads  # noqa: E402
+from benchmarks.workloads import GROUPS, MODELS, PEERS, VERSION_GROUPS, Job, Workload, workloads  # noqa: E402
 from sylvester import evaluation  # noqa: E402
-from sylvester.app.training import make_optimizer  # noqa: E402
 from sylvester.linalg import HouseholderProduct, polar  # noqa: E402
 from sylvester.objectives import elbo  # noqa: E402
 
@@ -70,7 +72,7 @@ def test_gradients_and_a_step_of_the_optimizer_agree(flow, dtype):
     vae, model = both(flow, dtype)
     x, noise = tasks_reference.images(TINY, 5).to(dtype), torch.randn(5, TINY.features)
     optimizers = (
-        make_optimizer(vae, tasks_library.configure(TINY, flow)),
+        tasks_library.make_optimizer(vae),
         torch.optim.Adamax(model.parameters(), lr=5e-4, eps=1e-7),
     )
     terms = model(x, noise)
@@ -181,12 +183,13 @@ def test_a_row_is_measured_in_alternating_processes_and_reported(tmp_path):
     rows.append(runner.row(absent, "s", None, None))
     assert rows[1].met is None
     curve = scaling.Curve("S", "samples", [1, 2], [0.1, 0.2], [1.0, 1.0], 1.0, 0.0)
-    found = report.document(rows, [curve], size="tiny", repetitions=1)
+    found = report.document(rows, [curve], size="tiny", repetitions=1, allocator="system")
     report.save(found, tmp_path / "bench.json")
     assert json.loads((tmp_path / "bench.json").read_text()) == found
     text = (tmp_path / "bench.md").read_text()
     assert "polar factor" in text
     assert "not installed" in text
+    assert "leave freed memory to the system (`--allocator system`)" in text
     assert "S^1.00" in text
     assert (tmp_path / "bench.svg").read_bytes().startswith(b"<?xml")
 
@@ -203,9 +206,151 @@ def test_what_cannot_be_measured_is_refused(only, options):
         suite.measure(only, **options)
 
 
-def test_the_command_refuses_what_it_does_not_know_in_one_sentence():
-    command = [sys.executable, "-m", "sylvester", "bench", "--only", "everything"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+def pages_are_small() -> bool:
+    setting = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+    return not setting.exists() or "[always]" not in setting.read_text()
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="page faults of a process are read from /proc")
+@pytest.mark.skipif(not pages_are_small(), reason="pages of megabytes cannot be counted so")
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other allocators are left alone")
+def test_the_library_keeps_freed_memory_unless_asked_otherwise():
+    faults = {}
+    for allocator in ("kept", "system"):
+        with runner.contestant("library", allocator=allocator) as process:
+            # 64 MB for each z: glibc maps blocks of more than 32 MB anew every time, unless told otherwise.
+            job = Job("library", "flow", {"flow": "planar", "samples": 2**21, "batch": 1})
+            built = process.build(job, replace(TINY, transforms=1))["job"]
+            process.ask(time=built)
+            before = minor_faults(process.process.pid)
+            process.ask(time=built)
+            faults[allocator] = minor_faults(process.process.pid) - before
+    assert faults["kept"] < faults["system"] / 10
+
+
+def minor_faults(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[7])
+
+
+def test_a_module_that_the_library_lacks_is_no_absent_peer(tmp_path):
+    (tmp_path / "src" / "sylvester").mkdir(parents=True)
+    (tmp_path / "src" / "sylvester" / "__init__.py").touch()
+    with (
+        versions.version("an old one", tmp_path, "kept") as process,
+        pytest.raises(runner.BenchmarkError, match=r"an old one failed at .*sylvester.allocator"),
+    ):
+        process.build(Job("library", "polar"), TINY)
+
+
+def test_a_version_is_the_library_of_its_own_tree(tmp_path):
+    with (
+        pytest.raises(runner.BenchmarkError, match="Expected the library of that in"),
+        versions.version("that", tmp_path, "system"),
+    ):
+        pass
+
+
+needs_git = pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
+
+
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory):
+    """This library and its benchmarks as a repository of one commit, and what is beyond it in the files: slow draws."""
+    root = tmp_path_factory.mktemp("checkout")
+    for folder in ("src", "benchmarks"):
+        shutil.copytree(ROOT / folder, root / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    versions.git(root, "init", "--quiet")
+    versions.git(root, "add", ".")
+    identity = ("-c", "user.name=nobody", "-c", "user.email=nobody@localhost", "-c", "commit.gpgsign=false")
+    versions.git(root, *identity, "commit", "--quiet", "--message", "All")
+    with (root / "src" / "sylvester" / "distributions.py").open("a") as file:
+        file.write(
+            """
+import time
+_draw = FlowDistribution.rsample_and_log_prob
+def _slow_draw(*arguments, **options):
+    time.sleep(0.5)
+    return _draw(*arguments, **options)
+FlowDistribution.rsample_and_log_prob = _slow_draw
+"""
+        )
+    return root
+
+
+def bench(*arguments: str, root: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"PYTHONPATH": str(root / "src")}
+    command = [sys.executable, "-m", "benchmarks", *arguments]
+    return subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=False)
+
+
+@needs_git
+def test_this_checkout_is_raced_against_another_commit(copy, tmp_path):
+    out = tmp_path / "versions.json"
+    arguments = ("--against", "HEAD", "--only", "samples", "--size", "tiny", "--repetitions", "1", "--out", str(out))
+    done = bench(*arguments, "--quiet", root=copy)
+    assert done.returncode == 0, done.stderr
+    assert "this checkout is faster" in done.stdout
+    assert "Both keep freed memory (--allocator kept)" in done.stdout
+    found = json.loads(out.read_text())
+    assert found["allocator"] == "kept"
+    assert found["this"]["changed"]
+    assert found["other"] == {"name": "HEAD", "commit": versions.git(copy, "rev-parse", "HEAD")}
+    assert [row["name"] for row in found["rows"]] == ["O-SNF", "H-SNF", "T-SNF"]
+    for row in found["rows"]:
+        assert row["this"] >= 0.5  # the files as they are
+        assert row["other"] < row["this"]  # the commit
+        assert row["ratio"] == pytest.approx(row["other"] / row["this"])
+    assert len(versions.git(copy, "worktree", "list").splitlines()) == 1
+
+
+@needs_git
+def test_the_other_commit_leaves_nothing_behind_where_something_fails(copy):
+    commit = versions.find_commit("HEAD", copy)
+    trees = []
+
+    def fail_inside():
+        with versions.worktree(commit, copy) as tree:
+            trees.append(tree)
+            assert "_slow_draw" not in (tree / "src" / "sylvester" / "distributions.py").read_text()
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail_inside()
+    assert not trees[0].exists()
+    assert len(versions.git(copy, "worktree", "list").splitlines()) == 1
+
+
+@needs_git
+@pytest.mark.parametrize("ref", ["no-such-branch", "", "HEAD:src", "--all"])
+def test_what_is_no_commit_is_refused(ref, copy):
+    with pytest.raises(runner.BadRequest, match=r"Expected a commit.*; got"):
+        versions.find_commit(ref, copy)
+
+
+@needs_git
+def test_a_folder_without_a_history_of_its_own_is_refused(copy, tmp_path):
+    for folder in (tmp_path, copy / "src"):  # the second lies within a repository
+        with pytest.raises(runner.BadRequest, match=r"Expected a git checkout.*; got"):
+            versions.find_commit("HEAD", folder)
+
+
+def test_versions_are_compared_by_what_both_can_do():
+    with pytest.raises(runner.BadRequest, match=f"Expected groups among {', '.join(VERSION_GROUPS)}; got peers"):
+        versions.measure("HEAD", ["peers"])
+
+
+@needs_git
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("--only", "everything"), "Expected groups among training"),
+        (("--against", "no-such-branch"), "Expected a commit"),
+        (("--against", "HEAD", "--only", "peers"), "Expected groups among training"),
+        (("--out", "no/such/folder.json"), "Expected an existing folder"),
+    ],
+)
+def test_the_command_refuses_what_it_does_not_know_in_one_sentence(arguments, sentence, copy):
+    done = bench(*arguments, root=copy)
     assert done.returncode == 2
     assert "\n" not in done.stderr.strip()
-    assert "Expected groups among training" in done.stderr
+    assert sentence in done.stderr

@@ -200,44 +200,6 @@ def data_check(name: str, *, data_dir: DataDir = None, json: Json = False) -> No
         raise ConfigError(report.problem or f"Expected whole files of {name}; got others")
 
 
-@app.command
-def bench(
-    *,
-    only: Annotated[list[str] | None, Parameter(negative="", help="Measure this group alone; may be repeated.")] = None,
-    size: Annotated[str, Parameter(help="The paper's sizes, or tiny ones to see that it runs.")] = "paper",
-    repetitions: Annotated[int, Parameter(help="Of each measurement, of which the fastest counts.")] = 5,
-    out: Annotated[
-        Path, Parameter(help="The JSON file; a page (.md) and a figure (.svg) of the same name go beside it.")
-    ] = Path("benchmarks.json"),
-    data_dir: DataDir = None,
-    quiet: Quiet = False,
-    json: Json = False,
-) -> None:
-    """Race the library against the paper's way of running its experiments, and against its peers."""
-    if not out.parent.is_dir():
-        raise ConfigError(f"Expected an existing folder for the report; got {out.parent}")
-
-    from sylvester.app.bench import benchmarks
-
-    report, runner, suite = (benchmarks(name) for name in ("report", "runner", "suite"))
-    options = {"size": size, "repetitions": repetitions}
-    try:
-        suite.check(only or (), **options)
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
-    try:
-        with _counter("measuring", quiet) as progress, _data_errors():
-            found = suite.measure(only or (), **options, data_dir=data_dir, progress=progress)
-    except runner.BenchmarkError as error:
-        raise RunFailure(str(error)) from error
-    report.save(found, out)
-    if json:
-        return _print_json(found)
-    for table in report.tables(found):
-        Console().print(table)
-    print(out)
-
-
 def main() -> None:
     try:
         app(exit_on_error=False, print_error=False, result_action="return_value")
