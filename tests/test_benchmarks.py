@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from test_allocator import pages_are_small
 
 pytest.importorskip("lightning_fabric")
 ROOT = Path(__file__).resolve().parents[1]
@@ -204,11 +205,6 @@ def test_a_failing_contestant_is_an_error_in_one_sentence():
 def test_what_cannot_be_measured_is_refused(only, options):
     with pytest.raises(ValueError, match=r"Expected .*; got"):
         suite.measure(only, **options)
-
-
-def pages_are_small() -> bool:
-    setting = Path("/sys/kernel/mm/transparent_hugepage/enabled")
-    return not setting.exists() or "[always]" not in setting.read_text()
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="page faults of a process are read from /proc")
