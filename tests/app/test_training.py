@@ -15,20 +15,13 @@ import sylvester
 from sylvester.app import data, models, training
 from sylvester.app.config import Config, resolve
 from sylvester.app.runs import Run, RunFailure
-from sylvester.app.training import Progress, best_epoch, draw, finished, shard_loss, stream
+from sylvester.app.training import Progress, best_epoch, draw, finished, shard_loss
+from sylvester.random import stream
 
 
 @pytest.fixture(scope="session")
 def halves(archive: Path) -> data.Dataset:
     return data.load(archive)
-
-
-def test_streams_depend_on_the_whole_key_and_on_nothing_else() -> None:
-    keys: list[tuple[int | str, ...]] = [(1, 23), (12, 3), (1, 2, 3), (1, "23"), ("a", 1), (0,)]
-    draws = {key: torch.randn(4, generator=stream(*key)) for key in keys}
-    assert len({tuple(value.tolist()) for value in draws.values()}) == len(keys)
-    torch.manual_seed(0)
-    assert torch.equal(torch.randn(4, generator=stream(1, 23)), draws[1, 23])
 
 
 @pytest.mark.parametrize("count", [1, 2, 7, 8])

@@ -6,7 +6,6 @@ global batch, so that a resumed run and a run on several devices see what one un
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import math
 import time
@@ -25,6 +24,7 @@ from sylvester.app.config import Config
 from sylvester.app.runs import Run, RunFailure
 from sylvester.objectives import elbo, linear_beta
 from sylvester.optim import Adamax
+from sylvester.random import stream
 
 if TYPE_CHECKING:
     from sylvester.app.data import Dataset
@@ -55,12 +55,6 @@ def ignore(progress: Progress) -> None:
 
 
 SILENT = nullcontext(ignore)
-
-
-def stream(*key: int | str) -> torch.Generator:
-    """An independent random stream for each key, on the CPU so that devices do not matter."""
-    digest = hashlib.blake2b(repr(key).encode(), digest_size=8).digest()
-    return torch.Generator().manual_seed(int.from_bytes(digest, "big") >> 1)
 
 
 @dataclass(frozen=True)
