@@ -8,10 +8,10 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.distributions import Categorical, Independent, Laplace, MultivariateNormal, Normal
+from torch.distributions import Bernoulli, Categorical, Distribution, Independent, Laplace, MultivariateNormal, Normal
 from torch.nn.functional import conv2d, conv_transpose2d
 
-from sylvester.flows import Gaussian, Planar, TriangularSylvester
+from sylvester.flows import Flow, Gaussian, Planar, TriangularSylvester
 from sylvester.vae import (
     VAE,
     GatedConvDecoder,
@@ -194,6 +194,7 @@ def test_other_sides_are_refused(part: Callable[..., nn.Module], shape: tuple[in
         lambda: PixelLevels(torch.zeros(8, 8, 256)),
         lambda: small_vae(prior=Normal(torch.zeros(3), 1.0)),
         lambda: small_vae(prior=Gaussian(4)),
+        lambda: small_vae(prior=Independent(Normal(torch.zeros(2, 3), 1.0), 1)),
     ],
 )
 def test_bad_input_is_refused(build: Callable[[], object]) -> None:
@@ -284,6 +285,126 @@ def test_autocast_stays_out_of_the_flow() -> None:
         assert torch.equal(getattr(actual, name), getattr(expected, name))
     assert not torch.equal(actual.log_px_z, expected.log_px_z)  # the decoder did run in bfloat16
     torch.testing.assert_close(actual.log_px_z, expected.log_px_z, rtol=0.02, atol=0.2)
+
+
+def test_autocast_stays_out_of_a_prior_that_is_a_flow_and_out_of_reconstructions() -> None:
+    vae = VAE(nn.Identity(), TriangularSylvester(3, 5, init="torch"), MLPDecoder(5, 3), Planar(3, init="torch"))
+    dtypes: list[torch.dtype] = []
+    vae.decoder.register_forward_hook(lambda _module, inputs, _output: dtypes.append(inputs[0].dtype))
+    x = torch.randn(4, 5)
+    torch.manual_seed(1)
+    z = vae.posterior(x).rsample()
+    with torch.autocast("cpu", torch.bfloat16):
+        vae.sample(4)
+        torch.manual_seed(1)
+        again = vae.reconstruct(x)
+        torch.testing.assert_close(again, vae.decoder(z).mean, rtol=0, atol=0)
+    assert set(dtypes) == {torch.float32}
+
+
+@pytest.mark.parametrize("likelihood", LIKELIHOODS)
+def test_our_decoders_give_full_precision_under_autocast(likelihood: str) -> None:
+    decoder = GatedConvDecoder((1, 8, 8), 3, likelihood=likelihood)
+    vae = VAE(GatedConvEncoder((1, 8, 8), 8), Planar(3, 8, 2), decoder)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert vae.log_terms(draw_images(likelihood, 2, 1, 8, 8)).log_w.dtype == torch.float32
+
+
+class Decoder(nn.Linear):
+    """A user's own decoder, whose distribution the user chooses."""
+
+    def __init__(self, make: Callable[[Tensor], object]) -> None:
+        super().__init__(3, 64)
+        self.make = make
+
+    def forward(self, z: Tensor) -> object:
+        return self.make(super().forward(z))
+
+
+MISTAKES: dict[str, tuple[Callable[[Tensor], object], str]] = {
+    "tensor": (lambda y: y, r"to be a distribution over x, .*; got a tensor of shape \(2, 64, 64\)"),
+    "tuple": (lambda y: (y, y), r"to be a distribution over x, .*; got tuple"),
+    "pixels as a batch": (
+        lambda y: Bernoulli(logits=y),
+        r"with batch shape \(2, 64\), .*; got batch shape \(2, 64, 64\) and event shape \(\): Independent",
+    ),
+    "all one event": (
+        lambda y: Independent(Bernoulli(logits=y), 2),
+        r"with batch shape \(2, 64\), .*; got batch shape \(2,\) and event shape \(64, 64\)",
+    ),
+    "another size": (
+        lambda y: Independent(Bernoulli(logits=y[..., :1]), 1),
+        r"x of shape \(64, 1\), a batch of the decoder's events; got \(64, 64\)",
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_decoder_that_gives_something_else_is_told_so(mistake: str) -> None:
+    make, message = MISTAKES[mistake]
+    vae = VAE(nn.Identity(), Planar(3, 64), Decoder(make))
+    with pytest.raises(ValueError, match=f"Expected .*{message}"):
+        vae.log_terms(torch.zeros(64, 64), 2)  # as many images as pixels: shapes that would broadcast
+
+
+@pytest.mark.parametrize("make", [lambda y: Bernoulli(logits=y), lambda y: Normal(y.float(), y.sigmoid())])
+def test_coarse_likelihoods_are_refused(make: Callable[[Tensor], Distribution]) -> None:
+    vae = VAE(nn.Identity(), Planar(3, 64), Decoder(lambda y: Independent(make(y), 1)))
+    vae.log_terms(torch.zeros(4, 64))
+    with torch.autocast("cpu", torch.bfloat16), pytest.raises(ValueError, match=r"Expected .*\.to\(z\.dtype\); got"):
+        vae.log_terms(torch.zeros(4, 64))
+
+
+@pytest.mark.parametrize(
+    ("x", "message"),
+    [
+        (torch.zeros(5), r"x with a batch axis, .* \(B, 8\); got x of shape \(5,\) and encoder\(x\) .* \(8,\)"),
+        (torch.zeros(2, 3, 5), r"x with a batch axis, .*; got x of shape \(2, 3, 5\)"),
+        (
+            torch.zeros(2, 5, dtype=torch.uint8),
+            r"x as floating-point .*; got a tensor .* and torch.uint8",
+        ),
+        (
+            torch.zeros(2, 5, dtype=torch.long),
+            r"x as floating-point .*; got a tensor .* and torch.int64",
+        ),
+        (torch.zeros(2, 5).numpy(), r"x as a tensor of floating-point numbers, .*; got numpy.ndarray"),
+    ],
+)
+def test_other_data_is_refused(x: Tensor, message: str) -> None:
+    vae = small_vae()
+    for use in (vae.log_terms, vae.posterior, vae.reconstruct, vae):
+        with pytest.raises(ValueError, match=f"Expected {message}"):
+            use(x)
+    with pytest.raises(ValueError, match="Expected"):
+        vae.log_terms(x, posterior=vae.posterior(torch.zeros(2, 5)))
+
+
+def test_other_noise_and_other_contexts_are_refused() -> None:
+    vae = small_vae()
+    for shape in ((4, 3), (1, 4, 2), (2, 4, 3), (1, 3, 3)):
+        with pytest.raises(ValueError, match=r"Expected noise of shape \(1, 4, 3\), .*; got"):
+            vae.log_terms(torch.zeros(4, 5), noise=torch.zeros(shape))
+    vae.encoder = nn.LSTM(5, 8)
+    with pytest.raises(ValueError, match=r"encoder\(x\) as a tensor \(B, 8\); got .* encoder\(x\) tuple"):
+        vae.log_terms(torch.zeros(4, 5))
+
+
+@pytest.mark.parametrize("prior", [None, Planar, TriangularSylvester])
+def test_a_model_built_without_memory_takes_its_weights_from_a_file(prior: type[Flow] | None) -> None:
+    def build() -> VAE:
+        flow = TriangularSylvester(3, 8, 2, init="torch")
+        return VAE(MLPEncoder(5, 8), flow, MLPDecoder(5, 3), prior=prior and prior(3, transforms=2))
+
+    vae = build().double()
+    with torch.device("meta"):
+        other = build()
+    assert other.origin.device.type == "meta"
+    other.load_state_dict(vae.state_dict(), assign=True)
+    assert other.origin.device.type == "cpu"
+    assert other.origin.dtype == torch.float64
+    x, noise = torch.randn(4, 5).double(), torch.randn(2, 4, 3).double()
+    torch.testing.assert_close(other.log_terms(x, 2, noise=noise), vae.log_terms(x, 2, noise=noise))
 
 
 def test_state_dict_holds_the_parameters_and_keeps_the_layout() -> None:

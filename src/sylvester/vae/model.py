@@ -31,12 +31,22 @@ class VAE(nn.Module):
     """p(x|z) p(z), with a flow as the approximate posterior q(z|x).
 
     ``encoder(x)`` gives a context (B, E), ``flow(context)`` a `FlowDistribution`, and ``decoder(z)`` for z
-    (*, D) a distribution over x with batch shape (*). ``prior`` is a standard normal by default; or an
-    unconditional flow, whose parameters are then trained too; or any distribution with event shape (D,),
-    whose tensors stay on the device where they are.
+    (*, D) a distribution with batch shape (*) whose event is all of one x. ``prior`` is a standard normal by
+    default; or an unconditional flow, whose parameters are then trained too; or any distribution with event
+    shape (D,), whose tensors stay on the device where they are.
 
-    The flow and the log-densities always run at the flow's own precision: autocast ends at the encoder and
-    begins again at the decoder.
+    The flow and the log-densities always run at the flow's own precision, float32 or better: autocast ends at
+    the encoder and begins again at the decoder, which gives its distribution parameters in z's precision
+    (``.to(z.dtype)``).
+
+    >>> from torch.distributions import Bernoulli, Independent
+    >>> from sylvester.flows import TriangularSylvester
+    >>> class Decoder(nn.Linear):
+    ...     def forward(self, z):
+    ...         return Independent(Bernoulli(logits=super().forward(z).to(z.dtype)), 1)
+    >>> vae = VAE(nn.Linear(784, 32), TriangularSylvester(8, context=32), Decoder(8, 784))
+    >>> vae.log_terms(torch.zeros(5, 784), samples=3).log_w.shape
+    torch.Size([3, 5])
     """
 
     def __init__(
@@ -48,23 +58,37 @@ class VAE(nn.Module):
     ) -> None:
         super().__init__()
         self.encoder, self.flow, self.decoder, self.prior = encoder, flow, decoder, prior
-        # Where the model is and in what precision, as well as the mean of the default prior.
-        self.register_buffer("origin", torch.zeros(flow.features), persistent=False)
-        self.origin: Tensor
-        event = () if prior is None else tuple(self.prior_distribution().event_shape)
-        if prior is not None and event != (flow.features,):
-            raise ValueError(f"Expected a prior with event shape ({flow.features},), as the flow has; got {event}")
+        if prior is not None:
+            distribution = self.prior_distribution()
+            batch, event = tuple(distribution.batch_shape), tuple(distribution.event_shape)
+            if batch or event != (flow.features,):
+                raise ValueError(
+                    f"Expected a prior with batch shape () and event shape ({flow.features},), as the flow has; "
+                    f"got {batch} and {event}"
+                )
+
+    @property
+    def origin(self) -> Tensor:
+        """z = 0, (D,): where the flow is and in what precision, as the mean of the default prior."""
+        return next(self.flow.parameters()).new_zeros(self.flow.features)
 
     def posterior(self, x: Tensor) -> FlowDistribution:
         """q(z|x), with the flow's parameters made once for any number of samples."""
+        _check_data(x)
         context = self.encoder(x)
+        if not isinstance(context, Tensor) or context.shape[:-1] != x.shape[:1]:
+            raise ValueError(
+                f"Expected x with a batch axis, (B, …), and encoder(x) as a tensor (B, {self.flow.context}); "
+                f"got x of shape {tuple(x.shape)} and encoder(x) {_describe(context)}"
+            )
         with _full_precision(context):
             return self.flow(context.to(self.origin.dtype))
 
     def prior_distribution(self) -> Distribution:
         """p(z)."""
         if self.prior is None:
-            normal = Normal(self.origin, torch.ones_like(self.origin), validate_args=False)
+            origin = self.origin
+            normal = Normal(origin, torch.ones_like(origin), validate_args=False)
             return Independent(normal, 1, validate_args=False)
         return self.prior() if isinstance(self.prior, nn.Module) else self.prior
 
@@ -81,11 +105,20 @@ class VAE(nn.Module):
         ``noise`` (samples, B, D), standard normal, makes it a deterministic function. ``posterior`` is
         ``self.posterior(x)`` where the caller has it already, so that x is not encoded again.
         """
+        _check_data(x)
+        shape = (samples, *x.shape[:1], self.flow.features)
+        if noise is not None and noise.shape != shape:
+            raise ValueError(f"Expected noise of shape {shape}, (samples, B, D); got {tuple(noise.shape)}")
         posterior = self.posterior(x) if posterior is None else posterior
         with _full_precision(x):
             z, log_q = posterior.rsample_and_log_prob((samples,), noise=noise)
             log_pz = self.prior_distribution().log_prob(z)
-        likelihood = self.decoder(z)
+        likelihood = self._decode(z)
+        if x.shape != z.shape[1:-1] + likelihood.event_shape:
+            raise ValueError(
+                f"Expected x of shape {tuple(z.shape[1:-1] + likelihood.event_shape)}, a batch of the decoder's "
+                f"events; got {tuple(x.shape)}"
+            )
         with _full_precision(x):
             return LogTerms(z, likelihood.log_prob(x), log_pz, log_q)
 
@@ -95,14 +128,66 @@ class VAE(nn.Module):
     @torch.no_grad()
     def sample(self, count: int, *, mean: bool = False) -> Tensor:
         """x ~ p(x), (count, …); with ``mean`` the decoder's mean instead of a draw, which looks smoother."""
-        likelihood = self.decoder(self.prior_distribution().sample(torch.Size((count,))))
+        with _full_precision(self.origin):
+            z = self.prior_distribution().sample(torch.Size((count,)))
+        likelihood = self._decode(z)
         return likelihood.mean if mean else likelihood.sample()
 
     @torch.no_grad()
     def reconstruct(self, x: Tensor) -> Tensor:
         """E[x|z] at one z ~ q(z|x) for each x."""
-        z, _ = self.posterior(x).rsample_and_log_prob()
-        return self.decoder(z).mean
+        posterior = self.posterior(x)
+        with _full_precision(x):
+            z = posterior.rsample()
+        return self._decode(z).mean
+
+    def _decode(self, z: Tensor) -> Distribution:
+        """p(x|z), which has the batch shape of z; torch would broadcast any other one to a wrong answer."""
+        likelihood = self.decoder(z)
+        if not isinstance(likelihood, Distribution):
+            raise ValueError(
+                "Expected decoder(z) to be a distribution over x, as Independent(Bernoulli(logits=…), 1) is; "
+                f"got {_describe(likelihood)}"
+            )
+        if likelihood.batch_shape != z.shape[:-1]:
+            raise ValueError(
+                f"Expected decoder(z) with batch shape {tuple(z.shape[:-1])}, as z has, and one whole x as its event; "
+                f"got batch shape {tuple(likelihood.batch_shape)} and event shape {tuple(likelihood.event_shape)}: "
+                "Independent(distribution, n) makes the last n axes part of the event"
+            )
+        _check_precision(likelihood)
+        return likelihood
+
+
+def _check_data(x: Tensor) -> None:
+    if not isinstance(x, Tensor):
+        raise ValueError(
+            "Expected x as a tensor of floating-point numbers, torch.as_tensor(x, dtype=torch.float32); "
+            f"got {_describe(x)}"
+        )
+    if not x.is_floating_point():
+        raise ValueError(
+            "Expected x as floating-point numbers, in the units of the decoder's distribution (x.float() / 255 where "
+            f"bytes stand for [0, 1]); got {_describe(x)}"
+        )
+
+
+def _check_precision(distribution: Distribution) -> None:
+    for name, value in vars(distribution).items():
+        if isinstance(value, Distribution):
+            _check_precision(value)
+        elif isinstance(value, Tensor) and value.dtype in (torch.bfloat16, torch.float16):
+            raise ValueError(
+                f"Expected decoder(z) with parameters in float32 or better, .to(z.dtype); got {name.strip('_')} of "
+                f"{type(distribution).__name__} in {value.dtype}, too coarse for a sum over all of x"
+            )
+
+
+def _describe(value: object) -> str:
+    if isinstance(value, Tensor):
+        return f"a tensor of shape {tuple(value.shape)} and {value.dtype}"
+    kind = type(value)
+    return f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins.")
 
 
 def _full_precision(tensor: Tensor) -> torch.autocast:
