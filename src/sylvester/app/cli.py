@@ -21,6 +21,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from sylvester import __version__
+from sylvester.allocator import keep_freed_memory
 from sylvester.app.config import Config, ConfigError, describe, resolve
 from sylvester.app.runs import Run, RunError, RunFailure
 
@@ -201,6 +202,7 @@ def data_check(name: str, *, data_dir: DataDir = None, json: Json = False) -> No
 
 
 def main() -> None:
+    keep_freed_memory()
     try:
         app(exit_on_error=False, print_error=False, result_action="return_value")
     except (CycloptsError, ConfigError, RunError) as error:

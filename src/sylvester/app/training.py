@@ -19,6 +19,7 @@ import torch
 from lightning_fabric import Fabric
 from torch import Tensor
 
+from sylvester.allocator import keep_freed_memory
 from sylvester.app import models
 from sylvester.app.config import Config
 from sylvester.app.runs import Run, RunFailure
@@ -126,6 +127,8 @@ def train(run: Run, data: Dataset, *, reporting: AbstractContextManager[Report] 
 
 def fit(fabric: Fabric, run: Run, data: Dataset, reporting: AbstractContextManager[Report]) -> None:
     """What every process of a run does; the first one alone reports and writes."""
+    if fabric.world_size > 1:
+        keep_freed_memory()  # a process that was started for this run, and has nothing from its parent
     config, first = run.config, fabric.is_global_zero
     cuda = [fabric.device] if fabric.device.type == "cuda" else []
     with torch.random.fork_rng(devices=cuda), reporting if first else SILENT as report:
