@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.distributions import Independent, MultivariateNormal, Normal
+from torch.distributions import Independent, MultivariateNormal, Normal, Poisson
 
 from sylvester.diagnostics import KHAT_LIMIT
 from sylvester.evaluation import Estimate, log_likelihood
@@ -32,6 +32,11 @@ COLUMNS = ("log_px", "mc_error", "ess", "khat", "elbo")
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def vae() -> VAE:
+    return model(TriangularSylvester(2, 3, 2, init="torch", variance_bounds=(4.0, 9.0)))
 
 
 class LinearGaussianDecoder(nn.Module):
@@ -130,13 +135,98 @@ def test_neither_chunk_nor_grouping_changes_the_answer(chunk: int) -> None:
         assert_same(log_likelihood(vae, x, samples, chunk=chunk), log_likelihood(vae, x, samples))
 
 
-def test_parts_evaluated_apart_are_the_whole() -> None:
+def joined(parts: list[Estimate]) -> Estimate:
+    columns = {name: torch.cat([getattr(part, name) for part in parts]) for name in COLUMNS}
+    return Estimate(**columns, samples=parts[0].samples)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 6])
+def test_parts_evaluated_apart_are_the_whole(size: int) -> None:
+    vae = model(wide("triangular-sylvester"))
+    x = vae.sample(6)
+    # To the bit where images are decoded one by one, and else to rounding, as other images share their batch.
+    for chunk, tolerance in ((40, 0.0), (80, 1e-9), (None, 1e-9)):
+        whole = log_likelihood(vae, x, 40, chunk=chunk)
+        parts = [
+            log_likelihood(vae, part, 40, chunk=chunk, first=size * number) for number, part in enumerate(x.split(size))
+        ]
+        assert_same(joined(parts), whole, tolerance)
+
+
+def test_nothing_is_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    vae = model(wide("gaussian"))
+    before, state = torch.get_rng_state(), {name: value.clone() for name, value in vae.state_dict().items()}
+    log_likelihood(vae, torch.randn(3, 3, generator=torch.Generator().manual_seed(0)), 30)
+    assert list(tmp_path.iterdir()) == []
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.testing.assert_close(vae.state_dict(), state, rtol=0, atol=0)
+
+
+def test_a_function_that_weighs_as_a_vae_does_gets_the_same_estimate() -> None:
     vae = model(wide("triangular-sylvester"))
     x = vae.sample(5)
-    whole = log_likelihood(vae, x, 40)
-    parts = [log_likelihood(vae, x[:2], 40), log_likelihood(vae, x[2:], 40, first=2)]
-    joined = {name: torch.cat([getattr(part, name) for part in parts]) for name in COLUMNS}
-    assert_same(Estimate(**joined, samples=40), whole)
+    seen: list[tuple[torch.Size, int, torch.Size, torch.dtype]] = []
+
+    def log_weights(x: Tensor, samples: int, noise: Tensor) -> Tensor:
+        seen.append((x.shape, samples, noise.shape, noise.dtype))
+        return vae.log_terms(x, samples, noise=noise).log_w
+
+    for samples, chunk in ((40, 100), (40, 25)):
+        expected = log_likelihood(vae, x, samples, chunk=chunk, seed=3)
+        assert_same(log_likelihood(log_weights, x, samples, features=2, chunk=chunk, seed=3), expected)
+    assert seen[0] == ((2, 3), 40, (40, 2, 2), torch.float64)
+    assert seen[-1] == ((1, 3), 15, (15, 1, 2), torch.float64)
+
+
+def test_a_module_of_ones_own_with_a_known_likelihood() -> None:
+    class Mixture(nn.Module):
+        """x ~ Poisson(rate_z), with z one of four, equally likely, by the signs of the noise. Counts are integers."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.rate = nn.Parameter(torch.tensor([1.0, 2.0, 4.0, 8.0]).double())
+            self.dropout = nn.Dropout(0.5)
+
+        def forward(self, x: Tensor, samples: int, noise: Tensor) -> Tensor:
+            z = 2 * (noise[..., 0] > 0).long() + (noise[..., 1] > 0).long()
+            return Poisson(self.dropout(self.rate)[z]).log_prob(x)
+
+    mixture, x = Mixture(), torch.tensor([0, 1, 5, 9])
+    estimate = log_likelihood(mixture, x, 2000, features=2)
+    exact = Poisson(mixture.rate).log_prob(x.unsqueeze(1)).logsumexp(1) - math.log(4)
+    assert ((estimate.log_px - exact).abs() < 4 * estimate.mc_error).all()
+    assert estimate.mc_error.max() < 0.05
+    assert mixture.dropout.training
+
+
+def test_a_compiled_vae_is_a_vae() -> None:
+    vae = model(wide("gaussian"))
+    x = vae.sample(3)
+    assert_same(log_likelihood(torch.compile(vae), x, 30), log_likelihood(vae, x, 30))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"model": lambda x, samples, noise: noise.sum(-1)}, "features, the size of the noise .*; got None"),
+        ({"model": lambda x, samples, noise: noise, "features": 2}, r"\(40, 2\), \(S, B\); got shape \(40, 2, 2\)"),
+        ({"model": lambda x, samples, noise: 0.0, "features": 2}, r"\(40, 2\), \(S, B\); got type float"),
+        ({"model": lambda x, samples, noise: noise, "features": 2, "x": [1.0]}, r"a tensor with a batch .* type list"),
+        ({"model": 3}, r"a VAE or a function \(x, samples, noise\) -> log weights; got 3"),
+        ({"features": 2}, "features for a function only.*; got 2"),
+        ({"x": torch.zeros(3)}, r"a batch axis, \(N, …\); got shape \(3,\)"),
+        ({"x": torch.zeros(2, 3).numpy()}, "as a tensor of floating-point .*; got numpy.ndarray"),
+        ({"x": torch.zeros(2, 3, dtype=torch.uint8)}, "floating-point .*; got .* torch.uint8"),
+        ({"x": torch.zeros(0, 3)}, r"at least one image.*; got x of shape \(0, 3\)"),
+        ({"samples": 0}, "one sample .*samples=0"),
+        ({"chunk": 0}, "a chunk of at least one.*chunk=0"),
+        ({"seed": 0.5}, "a key of integers and strings; got 0.5"),
+    ],
+)
+def test_bad_input_is_refused(vae: VAE, arguments: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=f"Expected .*{message}"):
+        log_likelihood(**{"model": vae, "x": torch.zeros(2, 3), "samples": 40, **arguments})
 
 
 def test_noise_differs_between_seeds_images_and_samples() -> None:
@@ -183,76 +273,11 @@ def test_modules_are_in_evaluation_mode_for_the_time_being() -> None:
     assert not vae.encoder[1].training
 
 
-class Interrupted(Exception):
-    pass
-
-
-def stop_at(limit: int) -> object:
-    def progress(done: int, total: int) -> None:
-        if done >= limit:
-            raise Interrupted
-
-    return progress
-
-
-@pytest.fixture
-def vae() -> VAE:
-    return model(TriangularSylvester(2, 3, 2, init="torch", variance_bounds=(4.0, 9.0)))
-
-
-def test_an_interrupted_evaluation_continues_where_it_stopped(vae: VAE, tmp_path: Path) -> None:
-    x = vae.sample(6)
-    expected = log_likelihood(vae, x, 50, chunk=50)
-    path = tmp_path / "nll.jsonl"
-    for limit in (2, 3):
-        with pytest.raises(Interrupted):
-            log_likelihood(vae, x, 50, chunk=50, checkpoint=path, progress=stop_at(limit))
+def test_progress_is_told_after_every_group() -> None:
+    vae = model(wide("gaussian"))
     calls: list[tuple[int, int]] = []
-    # Another chunk size may go on with it: images 3 to 5 are left, in groups of two.
-    resumed = log_likelihood(vae, x, 50, chunk=100, checkpoint=path, progress=lambda *call: calls.append(call))
-    assert calls == [(5, 6), (6, 6)]
-    assert_same(resumed, expected)
-    finished = log_likelihood(vae, x, 50, checkpoint=path, progress=stop_at(0))
-    assert all(torch.equal(getattr(finished, name), getattr(resumed, name)) for name in COLUMNS)
-
-
-def test_a_checkpoint_cut_off_anywhere_is_still_good(vae: VAE, tmp_path: Path) -> None:
-    x = vae.sample(3)
-    path = tmp_path / "nll.jsonl"
-    expected = log_likelihood(vae, x, 1, chunk=1, checkpoint=path)  # khat and mc_error are nan here
-    content = path.read_bytes()
-    header = content.index(b"\n") + 1
-    for length in range(header, len(content), 5):
-        path.write_bytes(content[:length])
-        resumed = log_likelihood(vae, x, 1, chunk=1, checkpoint=path)
-        assert_same(resumed, expected, tolerance=0)
-        assert path.read_bytes() == content
-    assert list(tmp_path.iterdir()) == [path]
-
-
-def test_the_checkpoint_of_another_evaluation_is_refused(vae: VAE, tmp_path: Path) -> None:
-    x = vae.sample(3)
-    path = tmp_path / "nll.jsonl"
-    log_likelihood(vae, x, 4, checkpoint=path)
-    content = path.read_bytes()
-    other = model(TriangularSylvester(2, 3, 2, init="torch", variance_bounds=(4.0, 9.0)))
-    for change in (
-        {"samples": 5},
-        {"seed": 1},
-        {"first": 1},
-        {"x": x + 1e-9},
-        {"x": x[:2]},
-        {"vae": other},
-    ):
-        arguments = {"vae": vae, "x": x, "samples": 4, **change}
-        with pytest.raises(ValueError, match="delete it to start over"):
-            log_likelihood(**arguments, checkpoint=path)
-    path.write_bytes(b"a user's own file")
-    with pytest.raises(ValueError, match="delete it to start over"):
-        log_likelihood(vae, x, 4, checkpoint=path)
-    assert path.read_bytes() == b"a user's own file"
-    path.write_bytes(content)
-    log_likelihood(vae, x, 4, checkpoint=path, progress=stop_at(0))
+    log_likelihood(vae, vae.sample(5), 50, chunk=100, progress=lambda *call: calls.append(call))
+    assert calls == [(2, 5), (4, 5), (5, 5)]
 
 
 def test_the_summary_states_both_errors_and_distrusts_heavy_tails() -> None:
@@ -275,6 +300,10 @@ def test_the_summary_states_both_errors_and_distrusts_heavy_tails() -> None:
     heavy = replace(estimate, khat=torch.tensor([0.2, math.inf, math.nan, KHAT_LIMIT + 0.1]).double())
     assert heavy.summary()["khat_share"] == pytest.approx(2 / 3)
     assert "2 of 4 images" in heavy.summary()["warning"]
+    few = replace(estimate, khat=torch.full((4,), math.nan).double(), samples=20)
+    assert "unknown for 3 of 4 images" in few.summary()["warning"]
+    rounding = replace(few, mc_error=torch.tensor([0.0, 1e-8, 3e-8, 1e-9]).double())
+    assert rounding.summary()["warning"] is None
     broken = replace(estimate, log_px=torch.tensor([-1.0, math.nan, -3.0, -6.0]).double())
     assert "not finite for 1 of 4 images" in broken.summary()["warning"]
     assert broken.summary()["log_px"] is None
@@ -285,11 +314,3 @@ def test_a_narrow_posterior_is_called_out() -> None:
     summary = log_likelihood(vae, vae.sample(10), 1000).summary()
     assert summary["khat_share"] > 0.5
     assert "heavy-tailed" in summary["warning"]
-
-
-@pytest.mark.parametrize("arguments", [{"samples": 0}, {"samples": 5, "chunk": 0}])
-def test_impossible_settings_are_refused(vae: VAE, arguments: dict[str, int]) -> None:
-    with pytest.raises(ValueError, match=r"Expected .*; got"):
-        log_likelihood(vae, torch.zeros(2, 3), **arguments)
-    with pytest.raises(ValueError, match=r"Expected .*; got"):
-        log_likelihood(vae, torch.zeros(0, 3))

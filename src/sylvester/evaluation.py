@@ -2,38 +2,42 @@
 
 Images are taken in small groups. A group is encoded once and its flow parameters are made once; then samples
 stream through the decoder in chunks, and one scalar log weight is kept of each. The noise of an image depends
-on the seed and on the image's index alone, so neither chunks nor groups nor interruptions change the answer.
+on the seed and on the image's index alone, so neither chunks nor groups nor parts change the answer.
 """
 
 from __future__ import annotations
 
-import ctypes
-import hashlib
-import json
 import math
-import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from sylvester.diagnostics import KHAT_LIMIT, effective_sample_size, log_mean_error, pareto_khat
 from sylvester.objectives import log_mean_exp
-from sylvester.vae.model import VAE, LogTerms
+from sylvester.random import stream
+from sylvester.vae.model import VAE, LogTerms, check_data
+
+__all__ = ["Estimate", "LogWeights", "log_likelihood"]
+
+#: ``(x, samples, noise) -> log weights``: for x (B, …) and standard normal noise (S, B, features), (S, B).
+LogWeights = Callable[[Tensor, int, Tensor], Tensor]
 
 # The share of images with a large or unknown k̂ beyond which the mean estimate is called into question.
 _TOLERATED_SHARE = 0.05
+# A Monte Carlo error that is rounding: such weights are equal, and need no k̂ to be trusted.
+_ROUNDING = 1e-6
 # Noise is drawn in blocks of so many samples, because what torch draws depends on the size of the tensor.
 _BLOCK = 16
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """Log-likelihood estimates in nats, one entry an image: each (N,), float64, on the CPU."""
+    """Log-likelihood estimates in nats, one entry per image: each (N,), float64, on the CPU."""
 
     log_px: Tensor  # estimates log p(x); too low on average, by about mc_error²/2
     mc_error: Tensor  # Monte Carlo standard error of log_px; nan for one sample
@@ -74,34 +78,72 @@ class Estimate:
                 f"are too heavy-tailed for {self.samples} samples, so log p(x) is probably underestimated "
                 "and its Monte Carlo error too small."
             )
-        unknown = int((self.khat.isnan() & (self.mc_error != 0)).sum())  # equal weights need no k̂
+        unknown = int((self.khat.isnan() & ~(self.mc_error < _ROUNDING)).sum())
         if unknown > _TOLERATED_SHARE * count:
             return (
                 f"Pareto k̂ is unknown for {unknown} of {count} images, so nothing vouches for the estimate: "
-                "k̂ needs arviz-stats and at least 25 samples."
+                f"k̂ needs at least 25 samples, of which the largest differ; there were {self.samples}."
             )
         return None
 
 
 def log_likelihood(
-    vae: VAE,
+    model: VAE | LogWeights,
     x: Tensor,
     samples: int = 5000,
     *,
+    features: int | None = None,
     seed: int = 0,
     chunk: int | None = None,
     first: int = 0,
-    checkpoint: str | os.PathLike[str] | None = None,
     progress: Callable[[int, int], object] | None = None,
 ) -> Estimate:
-    """Estimate log p(x) for each image of x (N, …) with ``samples`` importance samples.
+    """Estimate log p(x) for each image (data point) of x (N, …) with ``samples`` importance samples.
 
-    ``chunk`` is the number of latents decoded at once; by default about a hundred, more where x is small.
-    ``first`` is the index of ``x[0]`` in the dataset: parts evaluated apart give what the whole would. With
-    ``checkpoint``, finished images are kept in that file, and an interrupted evaluation continues after them;
-    the file of another evaluation (other model, images, samples or seed) is refused. ``progress`` is called
-    with the number of images done and their total.
+    Args:
+        model: a `VAE`, or a function or module ``(x, samples, noise) -> log weights``. Given data points x (B, …) and
+            standard normal noise (S, B, ``features``), in x's precision and on its device, it returns
+            log p(x, z) − log q(z|x), (S, B), at the z that it makes of the noise.
+        x: the data; a VAE's is brought to the model's device and precision, and a function's stays as it is.
+        features: the size of the noise of one sample, for a function; a VAE has its flow's.
+        seed: with another one, all noise is another.
+        chunk: the number of latents decoded at once; by default about a hundred, more where x is small.
+        first: the index of ``x[0]`` in the dataset: parts evaluated apart give what the whole would.
+        progress: called with the number of images done and their total.
+
+    No gradients are recorded, and a model that is a module is in evaluation mode for the time being.
+
+    A model of one's own: p(z) = N(0, I), p(x|z) = N(z, I) and q(z|x) = N(x/2, I), so that p(x) = N(0, 2 I).
+
+    >>> from torch.distributions import Independent, Normal
+    >>> def log_weights(x, samples, noise):
+    ...     q = Independent(Normal(x / 2, torch.ones_like(x)), 1)
+    ...     z = x / 2 + noise
+    ...     prior = Independent(Normal(torch.zeros_like(x), 1), 1)
+    ...     return prior.log_prob(z) + Independent(Normal(z, 1), 1).log_prob(x) - q.log_prob(z)
+    >>> x = torch.tensor([[0.0, 0.0], [1.0, -2.0]], dtype=torch.float64)
+    >>> estimate = log_likelihood(log_weights, x, features=2)
+    >>> exact = Independent(Normal(torch.zeros_like(x), 2**0.5), 1).log_prob(x)
+    >>> ((estimate.log_px - exact).abs() < 4 * estimate.mc_error).tolist()
+    [True, True]
+    >>> estimate.summary()["warning"] is None
+    True
     """
+    vae = _as_vae(model)
+    if vae is not None:
+        check_data(x)
+        if features is not None:
+            raise ValueError(f"Expected features for a function only, as a VAE has its flow's; got {features}")
+        features = vae.flow.features
+    elif not callable(model):
+        raise ValueError(f"Expected a VAE or a function (x, samples, noise) -> log weights; got {model!r}")
+    elif features is None or features < 1:
+        raise ValueError(
+            f"Expected features, the size of the noise that the function takes for each sample; got {features}"
+        )
+    if not isinstance(x, Tensor) or x.dim() < (1 if vae is None else 2):
+        kind = f"shape {tuple(x.shape)}" if isinstance(x, Tensor) else f"type {type(x).__name__}"
+        raise ValueError(f"Expected x as a tensor with a batch axis, (N, …); got {kind}")
     if samples < 1 or len(x) < 1 or (chunk is not None and chunk < 1):
         raise ValueError(
             "Expected at least one image, one sample and a chunk of at least one; "
@@ -109,30 +151,23 @@ def log_likelihood(
         )
     if chunk is None:
         # Large chunks leave the cache and fault in fresh pages; small ones pay more for calls than for work.
-        chunk = min(max(100, 80_000 // x[0].numel()), 2000)
+        chunk = min(max(100, 80_000 // max(1, x[0].numel())), 2000)
     images = max(1, chunk // samples)  # so many share a batch
-    rows: list[list[float]] = []
-    journal = None
-    if checkpoint is not None:
-        settings = {"images": len(x), "first": first, "samples": samples, "seed": seed}
-        journal = _Journal(Path(checkpoint), {**settings, "fingerprint": _fingerprint(vae, x)})
-        rows = journal.rows
-    with _evaluating(vae):
-        while (start := len(rows)) < len(x):
-            group = x[start : start + images].to(vae.origin)
-            noise = [_Noise(seed, first + start + i, vae.flow.features) for i in range(len(group))]
-            log_w = _log_weights(vae, group, noise, samples, chunk // images)
-            new = torch.stack([column(log_w) for column in _COLUMNS.values()], 1).tolist()
-            rows += new
-            if journal is not None:
-                journal.append(new)
+    rows: list[Tensor] = []
+    with _evaluating(model):
+        for start in range(0, len(x), images):
+            group = x[start : start + images]
+            noise = [_Noise(seed, first + start + i, features) for i in range(len(group))]
+            weigh = partial(model, group) if vae is None else _bound(vae, group.to(vae.origin))
+            log_w = _log_weights(weigh, noise, samples, chunk // images, like=group if vae is None else vae.origin)
+            rows.append(torch.stack([column(log_w) for column in _COLUMNS.values()], 1))
             if progress is not None:
-                progress(len(rows), len(x))
-    columns = torch.tensor(rows, dtype=torch.float64).unbind(1)
+                progress(start + len(group), len(x))
+    columns = torch.cat(rows).unbind(1)
     return Estimate(**dict(zip(_COLUMNS, columns, strict=True)), samples=samples)
 
 
-# What is kept of the log weights (S, B) of a group of images: one number an image for each name.
+# What is kept of the log weights (S, B) of a group of images: one number per image for each name.
 _COLUMNS: dict[str, Callable[[Tensor], Tensor]] = {
     "log_px": log_mean_exp,
     "mc_error": log_mean_error,
@@ -142,15 +177,36 @@ _COLUMNS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-def _log_weights(vae: VAE, x: Tensor, noise: list[_Noise], samples: int, chunk: int) -> Tensor:
-    """Log importance weights (S, B), in float64 on the CPU, ``chunk`` samples of each image at a time."""
+def _as_vae(model: Any) -> VAE | None:
+    """Compiled and other wrapped VAEs are VAEs by what they have."""
+    return model if hasattr(model, "log_terms") and hasattr(model, "posterior") else None
+
+
+def _bound(vae: VAE, x: Tensor) -> Callable[[int, Tensor], Tensor]:
+    """``(samples, noise) -> log weights``, with x encoded once."""
     posterior = vae.posterior(x)
-    log_w = torch.empty(samples, len(x), dtype=torch.float64)
+
+    def weigh(samples: int, noise: Tensor) -> Tensor:
+        terms = vae.log_terms(x, samples, noise=noise, posterior=posterior)
+        # The terms cancel to a large part: add them up in float64.
+        return LogTerms(*(term.cpu().double() for term in terms)).log_w
+
+    return weigh
+
+
+def _log_weights(
+    weigh: Callable[[int, Tensor], Tensor], noise: list[_Noise], samples: int, chunk: int, *, like: Tensor
+) -> Tensor:
+    """Log importance weights (S, B), in float64 on the CPU, ``chunk`` samples of each image at a time."""
+    log_w = torch.empty(samples, len(noise), dtype=torch.float64)
+    dtype = like.dtype if like.is_floating_point() else torch.get_default_dtype()
     for part in log_w.split(chunk):
         epsilon = torch.stack([image.take(len(part)) for image in noise], 1)  # (chunk, B, D)
-        terms = vae.log_terms(x, len(part), noise=epsilon.to(vae.origin), posterior=posterior)
-        # The terms cancel to a large part: add them up in float64.
-        part.copy_(LogTerms(*(term.cpu().double() for term in terms)).log_w)
+        new = weigh(len(part), epsilon.to(like.device, dtype))
+        if not isinstance(new, Tensor) or new.shape != part.shape:
+            got = f"shape {tuple(new.shape)}" if isinstance(new, Tensor) else f"type {type(new).__name__}"
+            raise ValueError(f"Expected log weights as a tensor {tuple(part.shape)}, (S, B); got {got}")
+        part.copy_(new)
     return log_w
 
 
@@ -161,9 +217,7 @@ class _Noise:
     """
 
     def __init__(self, seed: int, index: int, features: int) -> None:
-        # Hashed, so that neighbouring seeds and images share nothing.
-        digest = hashlib.blake2b(f"{seed} {index}".encode(), digest_size=8).digest()
-        self.generator = torch.Generator().manual_seed(int.from_bytes(digest, "big"))
+        self.generator = stream(seed, "evaluation", index)
         self.rest = torch.empty(0, features, dtype=torch.float64)
 
     def take(self, count: int) -> Tensor:
@@ -176,53 +230,12 @@ class _Noise:
         return taken
 
 
-class _Journal:
-    """Finished images in a file that may be cut off at any moment: a header, then a line of JSON a group.
-
-    The header comes into being whole, by renaming. Lines are only ever appended, and one that was cut off is
-    dropped when the file is next opened.
-    """
-
-    def __init__(self, path: Path, header: Mapping[str, Any]) -> None:
-        self.path = path
-        self.rows: list[list[float]] = []
-        expected = (json.dumps(header) + "\n").encode()
-        if not path.exists():
-            partial = path.with_name(path.name + ".part")
-            partial.write_bytes(expected)
-            partial.replace(path)
-        found, *lines = path.read_bytes().splitlines(keepends=True) or [b""]
-        if found != expected:
-            raise ValueError(
-                f"Expected {path} to hold an evaluation with {expected.decode().strip()}; got "
-                f"{found[:300].decode(errors='replace').strip()!r}: delete it to start over"
-            )
-        complete = [line for line in lines if line.endswith(b"\n")]
-        if len(complete) < len(lines):
-            os.truncate(path, len(found) + sum(map(len, complete)))
-        for line in complete:
-            self.rows += json.loads(line)
-
-    def append(self, rows: list[list[float]]) -> None:
-        with self.path.open("ab") as file:
-            file.write((json.dumps(rows) + "\n").encode())
-
-
-def _fingerprint(vae: VAE, x: Tensor) -> str:
-    """A checksum of the model's structure and weights, and of the images."""
-    digest = hashlib.sha256(f"{vae!r} {vae.prior!r}".encode())
-    for name, tensor in [*vae.state_dict().items(), ("x", x)]:
-        data = tensor.detach().cpu().contiguous()
-        digest.update(f"{name} {data.dtype} {tuple(data.shape)}".encode())
-        digest.update(ctypes.string_at(data.data_ptr(), data.numel() * data.element_size()))
-    return digest.hexdigest()
-
-
 @contextmanager
-def _evaluating(vae: VAE) -> Iterator[None]:
+def _evaluating(model: object) -> Iterator[None]:
     """No gradients, and every module in evaluation mode until the end."""
-    modes = {module: module.training for module in vae.modules()}
-    vae.eval()
+    modes = {module: module.training for module in model.modules()} if isinstance(model, nn.Module) else {}
+    if isinstance(model, nn.Module):
+        model.eval()
     try:
         with torch.no_grad():
             yield

@@ -74,7 +74,7 @@ class VAE(nn.Module):
 
     def posterior(self, x: Tensor) -> FlowDistribution:
         """q(z|x), with the flow's parameters made once for any number of samples."""
-        _check_data(x)
+        check_data(x)
         context = self.encoder(x)
         if not isinstance(context, Tensor) or context.shape[:-1] != x.shape[:1]:
             raise ValueError(
@@ -105,7 +105,7 @@ class VAE(nn.Module):
         ``noise`` (samples, B, D), standard normal, makes it a deterministic function. ``posterior`` is
         ``self.posterior(x)`` where the caller has it already, so that x is not encoded again.
         """
-        _check_data(x)
+        check_data(x)
         shape = (samples, *x.shape[:1], self.flow.features)
         if noise is not None and noise.shape != shape:
             raise ValueError(f"Expected noise of shape {shape}, (samples, B, D); got {tuple(noise.shape)}")
@@ -159,7 +159,8 @@ class VAE(nn.Module):
         return likelihood
 
 
-def _check_data(x: Tensor) -> None:
+def check_data(x: Tensor) -> None:
+    """Bytes, integers and arrays are no x of a VAE."""
     if not isinstance(x, Tensor):
         raise ValueError(
             "Expected x as a tensor of floating-point numbers, torch.as_tensor(x, dtype=torch.float32); "
