@@ -12,12 +12,14 @@ Submodules load on first use, so that ``sylvester --help`` answers without impor
 from __future__ import annotations
 
 import importlib
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
 _SUBMODULES = frozenset(
     {
+        "allocator",
         "diagnostics",
         "distributions",
         "evaluation",
@@ -26,15 +28,19 @@ _SUBMODULES = frozenset(
         "names",
         "objectives",
         "optim",
+        "random",
         "transforms",
         "vae",
     }
 )
-_ATTRIBUTES = {"FlowDistribution": "distributions", "VAE": "vae", "load": "app.runs"}
+_ATTRIBUTES = {"FlowDistribution": "distributions", "VAE": "vae"}
 
 __all__ = ["FlowDistribution", "VAE", "load", *sorted(_SUBMODULES)]
 
 if TYPE_CHECKING:
+    import torch
+
+    from sylvester import allocator as allocator
     from sylvester import diagnostics as diagnostics
     from sylvester import distributions as distributions
     from sylvester import evaluation as evaluation
@@ -43,11 +49,24 @@ if TYPE_CHECKING:
     from sylvester import names as names
     from sylvester import objectives as objectives
     from sylvester import optim as optim
+    from sylvester import random as random
     from sylvester import transforms as transforms
     from sylvester import vae as vae
-    from sylvester.app.runs import load as load
     from sylvester.distributions import FlowDistribution as FlowDistribution
     from sylvester.vae import VAE as VAE
+
+
+def load(path: str | Path, *, device: torch.device | str = "cpu") -> VAE:
+    """The trained VAE of a run's folder, in eval mode. Needs the extra ``app``."""
+    try:
+        from sylvester.app.runs import Run
+
+        return Run.open(Path(path)).load_model(device)
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.startswith("sylvester"):
+            raise
+        message = f'sylvester.load needs {error.name}, which is not installed: pip install "sylvester[app]"'
+        raise ModuleNotFoundError(message, name=error.name) from error
 
 
 def __getattr__(name: str) -> Any:

@@ -1,5 +1,7 @@
 """The command line's names of flows and datasets. Imports nothing, so that ``--help`` answers at once."""
 
+__all__ = ["DATASETS", "FLOWS"]
+
 FLOWS = (
     "gaussian",
     "planar",

@@ -9,6 +9,8 @@ from torch import Tensor
 
 from sylvester.vae.model import LogTerms
 
+__all__ = ["elbo", "free_bits", "iwae", "linear_beta", "log_mean_exp"]
+
 
 def elbo(terms: LogTerms, beta: float = 1.0) -> Tensor:
     """E_q[log p(x|z) − β (log q(z|x) − log p(z))], the mean over samples; (B,)."""

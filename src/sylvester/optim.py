@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+__all__ = ["Adamax"]
+
 # Five streams of so many numbers fit the last-level cache, and are enough to share among threads: torch gives each at
 # least 2¹⁵.
 _PIECE = 1 << 18

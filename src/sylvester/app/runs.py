@@ -168,8 +168,3 @@ class Run:
         vae.to(device, torch.float64 if self.config.precision == "64-true" else None)
         vae.load_state_dict(tensors)
         return vae.eval()
-
-
-def load(path: str | Path, *, device: torch.device | str = "cpu") -> VAE:
-    """The trained VAE of a run's folder, in eval mode."""
-    return Run.open(Path(path)).load_model(device)
