@@ -189,7 +189,7 @@ def _bound(vae: VAE, x: Tensor) -> Callable[[int, Tensor], Tensor]:
     def weigh(samples: int, noise: Tensor) -> Tensor:
         terms = vae.log_terms(x, samples, noise=noise, posterior=posterior)
         # The terms cancel to a large part: add them up in float64.
-        return LogTerms(*(term.cpu().double() for term in terms)).log_w
+        return LogTerms(terms.z, *(term.cpu().double() for term in terms[1:])).log_w
 
     return weigh
 
