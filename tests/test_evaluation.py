@@ -14,6 +14,7 @@ from torch.distributions import Independent, MultivariateNormal, Normal, Poisson
 from sylvester.diagnostics import KHAT_LIMIT
 from sylvester.evaluation import Estimate, log_likelihood
 from sylvester.flows import FAMILIES, Flow, Gaussian, TriangularSylvester
+from sylvester.flows.masked import MaskedNet
 from sylvester.objectives import elbo
 from sylvester.vae import VAE
 
@@ -63,7 +64,12 @@ def model(flow: Flow) -> VAE:
 def wide(name: str, features: int = 2) -> Flow:
     """A flow with torch's initial steps, which are far from the identity, on a base twice as wide as p(z)."""
     steps = {} if name == "gaussian" else {"transforms": 2, "init": "torch"}
-    return FAMILIES[name](features, 3, variance_bounds=(4.0, 9.0), **steps, **OPTIONS.get(name, {}))
+    flow = FAMILIES[name](features, 3, variance_bounds=(4.0, 9.0), **steps, **OPTIONS.get(name, {}))
+    for module in flow.modules():
+        if isinstance(module, MaskedNet):  # these start so steep that they would fold the base up
+            with torch.no_grad():
+                module.layers[-1].weight.mul_(0.1)
+    return flow
 
 
 def assert_same(actual: Estimate, expected: Estimate, tolerance: float = 1e-9) -> None:

@@ -1,13 +1,26 @@
-"""How far importance weights can be trusted. Log weights are (S, …), with samples on axis 0."""
+"""How far importance weights, and the inverses of a flow, can be trusted. Log weights are (S, …), samples on axis 0."""
 
 from __future__ import annotations
 
 import math
+import warnings
 
 import torch
 from torch import Tensor
 
-__all__ = ["KHAT_LIMIT", "effective_sample_size", "log_mean_error", "pareto_khat"]
+from sylvester.distributions import FlowDistribution
+from sylvester.flows import Flow
+from sylvester.random import stream
+from sylvester.transforms.base import inverse_tolerance
+
+__all__ = [
+    "KHAT_LIMIT",
+    "InexactInverseWarning",
+    "effective_sample_size",
+    "log_mean_error",
+    "pareto_khat",
+    "warn_if_inexact",
+]
 
 KHAT_LIMIT = 0.7  # beyond it, averages of the weights converge too slowly to be of use (Vehtari et al., 2024)
 _FEWEST = 25  # samples: a tail of five
@@ -15,6 +28,31 @@ _FEWEST = 25  # samples: a tail of five
 # float64, which ends at 709, after a division by a difference of weights that may be as small as e⁻³⁶ of them.
 _VANISHING = 650.0
 _WORKSPACE = 1 << 20  # numbers: the fit takes so many images at a time that no more are in use at once
+
+
+class InexactInverseWarning(UserWarning):
+    """A flow whose samples go through an inverse that is not exact."""
+
+
+def warn_if_inexact(flow: Flow, posterior: FlowDistribution) -> bool:
+    """Warn, and say so, where samples of ``posterior``, what ``flow`` gave, are not what its density describes.
+
+    That can only be where sampling takes a sequential inverse, as a MAF's does: others cost nothing to check.
+    """
+    like = posterior.base_dist.base_dist.loc
+    noise = torch.randn(like.shape, generator=stream("inverses"), dtype=torch.float64).to(like)
+    residual = posterior.residual(noise=noise)
+    if not (residual > inverse_tolerance(residual.dtype)).any():
+        return False
+    warnings.warn(
+        f"Samples of this {type(flow).__name__} with {flow.features} features and {len(posterior.transforms)} steps "
+        f"are not exact in {residual.dtype}, nor are their log-densities: its steps are too steep to be inverted one "
+        f"coordinate after another (residual {residual.max().item():.3g}). Use float64, fewer steps, or a flow that "
+        "samples in one pass.",
+        InexactInverseWarning,
+        stacklevel=3,
+    )
+    return True
 
 
 def effective_sample_size(log_w: Tensor) -> Tensor:

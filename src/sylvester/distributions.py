@@ -101,16 +101,16 @@ class FlowDistribution(TransformedDistribution):
 
     @torch.no_grad()
     @full_precision
-    def residual(self, value: Tensor | None = None) -> Tensor:
+    def residual(self, value: Tensor | None = None, *, noise: Tensor | None = None) -> Tensor:
         """How far the inverses on the way are from exact, the worst of the steps, relative to 1 + |z|: ``(*, *batch)``.
 
-        On the way of ``log_prob(value)``, or of a fresh sample where no value is given. Rounding for most flows; where
-        a sequential inverse (``log_prob`` of an IAF, samples of a MAF) meets a map too steep for the precision, as much
-        as 1 and more, and the log-density is not to be trusted.
+        On the way of ``log_prob(value)``, or of a sample, from ``noise`` or a fresh one, where no value is given.
+        Rounding for most flows; where a sequential inverse (``log_prob`` of an IAF, samples of a MAF) meets a map too
+        steep for the precision, as much as 1 and more, and the log-density is not to be trusted.
         """
         inverses: list[tuple[FlowTransform, Tensor, Tensor]] = []
         if value is None:
-            points = [z for z, _ in self.trajectory()]
+            points = [z for z, _ in self.trajectory(noise=noise)]
             for step, z, y in zip(self.transforms, points, points[1:], strict=False):
                 if isinstance(step, Inverse):
                     inverses.append((step, z, y))

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sylvester.diagnostics import KHAT_LIMIT, effective_sample_size, log_mean_error, pareto_khat
+from sylvester.diagnostics import KHAT_LIMIT, effective_sample_size, log_mean_error, pareto_khat, warn_if_inexact
 from sylvester.objectives import log_mean_exp
 from sylvester.random import stream
 from sylvester.vae.model import VAE, LogTerms, check_data
@@ -158,7 +158,7 @@ def log_likelihood(
         for start in range(0, len(x), images):
             group = x[start : start + images]
             noise = [_Noise(seed, first + start + i, features) for i in range(len(group))]
-            weigh = partial(model, group) if vae is None else _bound(vae, group.to(vae.origin))
+            weigh = partial(model, group) if vae is None else _bound(vae, group.to(vae.origin), check=start == 0)
             log_w = _log_weights(weigh, noise, samples, chunk // images, like=group if vae is None else vae.origin)
             rows.append(torch.stack([column(log_w) for column in _COLUMNS.values()], 1))
             if progress is not None:
@@ -182,9 +182,11 @@ def _as_vae(model: Any) -> VAE | None:
     return model if hasattr(model, "log_terms") and hasattr(model, "posterior") else None
 
 
-def _bound(vae: VAE, x: Tensor) -> Callable[[int, Tensor], Tensor]:
-    """``(samples, noise) -> log weights``, with x encoded once."""
+def _bound(vae: VAE, x: Tensor, *, check: bool) -> Callable[[int, Tensor], Tensor]:
+    """``(samples, noise) -> log weights``, with x encoded once; with ``check``, samples are known to be exact."""
     posterior = vae.posterior(x)
+    if check:
+        warn_if_inexact(vae.flow, posterior)
 
     def weigh(samples: int, noise: Tensor) -> Tensor:
         terms = vae.log_terms(x, samples, noise=noise, posterior=posterior)

@@ -57,11 +57,14 @@ class MaskedLinear(DerivedBuffers, nn.Linear):
 
     def bind(self) -> BoundLayer:
         """The layer as it is now, its weights masked once for however many points come."""
+        weight, bias = self.weight, self.bias
+        if not torch.is_grad_enabled():  # a view of a parameter would ask for gradients all the same
+            weight, bias = weight.detach(), bias.detach()
         if self.dense:
-            return BoundLayer([(self.in_features, self.weight[:], self.bias[:])])
-        weights = _masked_blocks(self.weight, self.mask, self.blocks)
+            return BoundLayer([(self.in_features, weight, bias)])
+        weights = _masked_blocks(weight, self.mask, self.blocks)
         return BoundLayer(
-            [(reach, weight, self.bias[rows]) for weight, (rows, reach) in zip(weights, self.blocks, strict=True)]
+            [(reach, block, bias[rows]) for block, (rows, reach) in zip(weights, self.blocks, strict=True)]
         )
 
     def forward(self, x: Tensor) -> Tensor:

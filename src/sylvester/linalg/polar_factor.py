@@ -16,6 +16,7 @@ a Sylvester equation in P alone: no iteration is unrolled, and memory does not d
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -150,7 +151,7 @@ def _lyapunov_value(p: Tensor, s: Tensor) -> Tensor:
     k = torch.cholesky_inverse(torch.where((failed != 0)[..., None, None], identity, factor))
     c = identity - 2 * mu * k
     # Right-hand sides that share a P are solved one after another: broadcast products would copy K and C.
-    sides = s.expand(shape).reshape(-1, *p.shape).unbind(0)
+    sides = s.expand(shape).reshape(math.prod(shape[: len(shape) - p.dim()]), *p.shape).unbind(0)
     xs = [k @ (2 * mu * side) @ k for side in sides]
     for _ in range(_DOUBLINGS):
         xs = [x + c @ x @ c for x in xs]
