@@ -6,7 +6,7 @@ import os
 import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from itertools import groupby
 from pathlib import Path
@@ -38,7 +38,7 @@ Document = dict[str, Any]
 
 def document(rows: Sequence[Row], curves: Sequence[Curve], *, size: str, repetitions: int) -> Document:
     return {
-        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "size": size,
         "repetitions": repetitions,
         "machine": machine(),

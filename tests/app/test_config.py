@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sylvester.app.config import CHOICES, PRESETS, Config, ConfigError, parse, read_toml, resolve
+from sylvester.app.config import PRESETS, Config, ConfigError, parse, read_toml, resolve
 from sylvester.names import FLOWS
 
 
