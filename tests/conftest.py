@@ -1,14 +1,19 @@
 from __future__ import annotations
 
+import os
+
 import pytest
-import torch
+
+from sylvester.app import machine
+
+# Before torch is loaded: some processors announce bfloat16 instructions that they do not have.
+BF16 = machine.bf16(os.environ)
+if BF16 == "limited":
+    machine.allow_bf16(os.environ)
 
 
 @pytest.fixture
-def float64():
-    """Start in float64 with a fixed seed, and leave torch as it was found."""
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    torch.manual_seed(0)
-    yield
-    torch.set_default_dtype(before)
+def bf16() -> None:
+    """For tests that compute in bfloat16."""
+    if BF16 == "denied":
+        pytest.skip("torch's bfloat16 kernels do not work on this processor")

@@ -261,6 +261,7 @@ def main() -> None:
             raise
         _fail("Not enough memory: close other programs, or start again with a smaller batch size or model", 1)
     except KeyboardInterrupt:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the interpreter takes its own handlers down as it ends
         sys.exit(130)
 
 

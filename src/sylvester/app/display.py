@@ -8,7 +8,8 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
+from rich.console import Console, RenderableType
+from rich.padding import Padding
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column, Table
 
@@ -22,6 +23,13 @@ if TYPE_CHECKING:
 WIDE = 80  # columns: with fewer, a line says less
 
 messages = Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+class Line(Progress):
+    """A bar that leaves room for the ``^C`` that terminals echo: wrapped, it would leave the bar there twice."""
+
+    def get_renderable(self) -> RenderableType:
+        return Padding(super().get_renderable(), (0, 3, 0, 0))
 
 
 class TrainingBar:
@@ -77,7 +85,7 @@ def bar(before: str, after: str | MofNCompleteColumn, *, disable: bool = False, 
     ]
     if messages.width >= WIDE:
         columns.append(TimeRemainingColumn(compact=True))
-    return Progress(*columns, console=messages, expand=True, disable=disable, transient=transient)
+    return Line(*columns, console=messages, expand=True, disable=disable, transient=transient)
 
 
 def say(text: str) -> None:

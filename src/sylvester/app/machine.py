@@ -36,6 +36,8 @@ _ABOUT_LIMIT = (*_LIMIT, "DNNL_MAX_CPU_ISA")
 
 # Products and convolutions under autocast, forwards and backwards, large enough for the kernels that large ones get.
 _PROBE = """
+import resource
+resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 import torch
 from torch import nn
 layers = nn.Sequential(
