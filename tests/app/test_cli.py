@@ -305,11 +305,11 @@ def test_a_run_may_leave_the_test_images_alone(flags: Flags, finished: Path, tmp
 
 @pytest.mark.parametrize("channels", [2, 4])
 def test_any_number_of_channels_is_drawn(channels: int, flags: Flags, tmp_path: Path) -> None:
-    images = np.random.default_rng(0).integers(0, 2, (40, channels, 5, 3)).astype(np.uint8)
+    images = np.random.default_rng(0).integers(0, 2, (40, channels, 5, 6)).astype(np.uint8)
     np.savez(tmp_path / "many.npz", train=images[:30], test=images[30:])
     done = sylvester("train", *flags(dataset=tmp_path / "many.npz", epochs=1), "--out", tmp_path / "run", "--quiet")
     assert done.returncode == 0, done.stderr
-    assert figures(tmp_path / "run")["dataset"]["shape"] == [channels, 5, 3]
+    assert figures(tmp_path / "run")["dataset"]["shape"] == [channels, 5, 6]
     assert matplotlib.image.imread(tmp_path / "run" / "reconstructions.png").std() > 0
 
 
