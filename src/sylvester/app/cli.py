@@ -68,6 +68,7 @@ app = App(
     version=__version__,
     help="Train, evaluate and sample variational autoencoders with normalizing-flow posteriors.",
     help_flags=["--help", "-h"],
+    suppress_keyboard_interrupt=False,  # main ends in order
 )
 data_app = App(name="data", help=f"List, fetch and check the datasets.\n\n{OWN_IMAGES}")
 app.command(data_app)
