@@ -175,6 +175,34 @@ def test_any_image_size_channels_and_likelihood(shape: tuple[int, int, int], lik
         assert drawn.max() <= 1
 
 
+@pytest.mark.parametrize("shape", [5, (5,), (2, 3, 5)])
+@pytest.mark.parametrize("likelihood", LIKELIHOODS)
+def test_dense_layers_see_vectors_and_images_alike(shape: int | tuple[int, ...], likelihood: str) -> None:
+    sizes = (shape,) if isinstance(shape, int) else shape
+    if likelihood == "categorical" and len(sizes) == 1:
+        with pytest.raises(ValueError, match=r"Expected images .* got the shape \(5,\)"):
+            MLPDecoder(shape, 3, likelihood=likelihood)
+        return
+    encoder, decoder = MLPEncoder(shape, 8).double(), MLPDecoder(shape, 3, likelihood=likelihood).double()
+    x, z = draw_images(likelihood, 4, *sizes).double(), torch.randn(2, 4, 3).double()
+    torch.testing.assert_close(encoder(x), encoder.layers(x.reshape(4, -1)))
+    assert encoder(x[0]).shape == (8,)
+    if likelihood == "gaussian":
+        assert decoder.head.log_scale.shape == (sizes[0], *(1 for _ in sizes[1:]))
+        torch.nn.init.normal_(decoder.head.log_scale)
+    found = decoder(z)
+    assert found.batch_shape == (2, 4)
+    assert found.event_shape == sizes
+    numbers = decoder.layers(z)
+    if likelihood == "bernoulli":
+        expected = Bernoulli(logits=numbers.unflatten(-1, sizes)).log_prob(x)
+    elif likelihood == "gaussian":
+        expected = Normal(numbers.unflatten(-1, sizes), decoder.head.log_scale.exp()).log_prob(x)
+    else:
+        expected = Categorical(logits=numbers.unflatten(-1, (*sizes, 256))).log_prob((255 * x).round())
+    torch.testing.assert_close(found.log_prob(x), expected.flatten(2).sum(-1))
+
+
 @pytest.mark.parametrize("shape", [(1, 28, 27), (1, 30, 28), (28, 28), (0, 28, 28), (1, 0, 4)])
 @pytest.mark.parametrize("part", [GatedConvEncoder, GatedConvDecoder])
 def test_other_sides_are_refused(part: Callable[..., nn.Module], shape: tuple[int, ...]) -> None:
@@ -188,7 +216,10 @@ def test_other_sides_are_refused(part: Callable[..., nn.Module], shape: tuple[in
         lambda: GatedConvEncoder((1, 8, 8), architecture="deep"),
         lambda: GatedConvDecoder((1, 8, 8), likelihood="poisson"),
         lambda: MLPDecoder(3, 2, likelihood="categorical"),
+        lambda: MLPDecoder((1, 4, 4), 2, likelihood="poisson"),
         lambda: MLPEncoder(3, hidden_features=(0,)),
+        lambda: MLPEncoder((3, 0)),
+        lambda: MLPEncoder((1, 4, 4))(torch.zeros(2, 16)),
         lambda: GatedConvEncoder((1, 8, 8))(torch.zeros(2, 1, 8, 12)),
         lambda: GatedConvDecoder((1, 8, 8), 4)(torch.zeros(2, 5)),
         lambda: PixelLevels(torch.zeros(8, 8, 256)),
@@ -273,6 +304,7 @@ def test_a_flow_is_a_prior_that_trains() -> None:
     assert vae.sample(7).shape == (7, 5)
 
 
+@pytest.mark.usefixtures("bf16")
 def test_autocast_stays_out_of_the_flow() -> None:
     flow, decoder = TriangularSylvester(3, 5, 2, init="torch"), MLPDecoder(5, 3)
     vae = VAE(nn.Identity(), flow, decoder)

@@ -12,6 +12,8 @@ def main() -> None:
         if error.name is None or error.name.startswith("sylvester"):
             raise
         sys.exit(f'The command line needs {error.name}, which is not installed: pip install "sylvester[app]"')
+    except KeyboardInterrupt:  # while loading; from here on the application ends in order
+        sys.exit(130)
     run()
 
 

@@ -1,4 +1,9 @@
-"""The command line's names of flows and datasets. Imports nothing, so that ``--help`` answers at once."""
+"""The names that users give to flows, datasets and likelihoods. Imports no torch: ``--help`` answers at once."""
+
+from typing import Literal, get_args
+
+Likelihood = Literal["bernoulli", "categorical", "gaussian"]
+LIKELIHOODS: tuple[Likelihood, ...] = get_args(Likelihood)
 
 __all__ = ["DATASETS", "FLOWS"]
 

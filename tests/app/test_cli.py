@@ -1,11 +1,16 @@
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import pty
+import re
 import resource
 import signal
+import struct
 import subprocess
 import sys
+import termios
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,12 +20,15 @@ import matplotlib.image
 import numpy as np
 import pytest
 
+from sylvester.app.display import TrainingBar
+
 Flags = Callable[..., list[str]]
 
 
 def sylvester(*arguments: str | Path, **options: object) -> subprocess.CompletedProcess[str]:
     """Run the command in a process of its own."""
-    return subprocess.run(command(*arguments), capture_output=True, text=True, env=environment(), **options)  # type: ignore[call-overload]
+    options = {"env": environment(), **options}
+    return subprocess.run(command(*arguments), capture_output=True, text=True, **options)  # type: ignore[call-overload]
 
 
 def command(*arguments: str | Path) -> list[str]:
@@ -68,7 +76,7 @@ def test_train_offers_the_documented_flags() -> None:
     text = sylvester("train", "--help").stdout
     names = (
         "dataset flow transforms rank reflections hidden latent epochs batch-size learning-rate warmup "
-        "architecture seed out data-dir preset config nll-samples devices precision compile quiet json"
+        "architecture seed out data-dir preset config nll-samples likelihood test devices precision compile quiet json"
     )
     for name in names.split():
         assert f"--{name} " in text
@@ -166,6 +174,49 @@ def test_ctrl_c_leaves_a_run_and_says_how_to_resume_it(
     assert figures(path) == figures(uninterrupted)
 
 
+def in_terminal(columns: int, *words: str | Path, until: str) -> tuple[int, str]:
+    """Run a command in a terminal, and press Ctrl-C twice once it has shown something."""
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.environ.pop("COLUMNS", None)
+        os.execve(sys.executable, command(*words), {**environment(), "TERM": "xterm"})
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 30, columns, 0, 0))
+    seen, pressed = b"", False
+    try:
+        while chunk := os.read(terminal, 65536):
+            seen += chunk
+            if not pressed and until.encode() in seen:
+                pressed = True
+                os.write(terminal, b"\x03")
+                time.sleep(0.02)
+                os.write(terminal, b"\x03")
+    except OSError:  # Linux's way to say that the other side has closed
+        pass
+    os.close(terminal)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), seen.decode()
+
+
+@pytest.mark.parametrize("columns", [50, 80])
+def test_a_terminal_shows_one_line_and_ctrl_c_ends_it(columns: int, long_flags: list[str], tmp_path: Path) -> None:
+    code, seen = in_terminal(columns, "train", *long_flags, "--out", tmp_path / "run", until="valid.")
+    assert code == 130
+    assert "Traceback" not in seen
+    assert seen.count("Interrupted; ") == 1
+    plain = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", seen)
+    drawn = [line for line in re.split(r"[\r\n]+", plain) if line.startswith("epoch ")]
+    assert drawn
+    # The terminal itself writes ^C, for which there must be room.
+    assert max(len(line.replace("^C", "").rstrip()) for line in drawn) <= columns - 2
+    assert re.search(r"−ELBO \d+\.\d\d.*, valid\. \d+\.\d\d", drawn[-1])
+    assert ("KL" in drawn[-1]) == (columns == 80)
+
+
+def test_nothing_is_drawn_where_nothing_is_trained(capfd: pytest.CaptureFixture[str]) -> None:
+    with TrainingBar(3, quiet=False):
+        pass
+    assert capfd.readouterr() == ("", "")
+
+
 def test_a_finished_run_says_so(finished: Path) -> None:
     before = {file: file.stat().st_mtime_ns for file in finished.iterdir()}
     done = sylvester("resume", finished)
@@ -214,6 +265,54 @@ def test_sample_writes_a_picture(finished: Path, tmp_path: Path) -> None:
     assert not np.array_equal(other, matplotlib.image.imread(target))
 
 
+@pytest.mark.parametrize("target", ["/dev/full", ".", "pipe", "nowhere/picture.png", "hangs"])
+def test_only_files_are_written(finished: Path, tmp_path: Path, target: str) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "hangs").symlink_to("/dev/null")
+    done = sylvester("sample", finished, "--out", target, cwd=tmp_path)
+    assert done.returncode == 2
+    assert "Expected a file for the picture; got" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert sorted(os.listdir(tmp_path)) == ["hangs", "pipe"]
+
+
+def test_links_are_followed(finished: Path, tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    link = tmp_path / "link.png"
+    link.symlink_to("there/picture.png")
+    for _ in range(2):  # dangling, then not
+        assert sylvester("sample", finished, "-n", "1", "--out", link).returncode == 0
+    assert link.is_symlink()
+    assert matplotlib.image.imread(tmp_path / "there" / "picture.png").std() > 0
+    assert os.listdir(tmp_path / "there") == ["picture.png"]
+
+
+def test_a_run_may_leave_the_test_images_alone(flags: Flags, finished: Path, tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    done = sylvester("train", *flags(test="never"), "--out", path, "--quiet")
+    assert done.returncode == 0, done.stderr
+    assert "validation −ELBO" in done.stdout
+    untested, tested = figures(path), figures(finished)
+    scores = ("neg_elbo", "neg_elbo_std_error", "nll", "nll_mc_error", "nll_std_error", "ess", "khat_share")
+    assert all(untested[key] is None for key in scores)
+    assert untested["valid_neg_elbo"] == tested["valid_neg_elbo"]
+    assert lines(path) == lines(finished)
+    assert not list(path.glob("evaluation*"))
+    assert "is finished" in sylvester("resume", path).stdout
+    later = json.loads(sylvester("evaluate", path, "--samples", "30", "--json", "--quiet").stdout)
+    assert later["nll"] == tested["nll"]
+
+
+@pytest.mark.parametrize("channels", [2, 4])
+def test_any_number_of_channels_is_drawn(channels: int, flags: Flags, tmp_path: Path) -> None:
+    images = np.random.default_rng(0).integers(0, 2, (40, channels, 5, 6)).astype(np.uint8)
+    np.savez(tmp_path / "many.npz", train=images[:30], test=images[30:])
+    done = sylvester("train", *flags(dataset=tmp_path / "many.npz", epochs=1), "--out", tmp_path / "run", "--quiet")
+    assert done.returncode == 0, done.stderr
+    assert figures(tmp_path / "run")["dataset"]["shape"] == [channels, 5, 6]
+    assert matplotlib.image.imread(tmp_path / "run" / "reconstructions.png").std() > 0
+
+
 def test_without_nll_samples_there_is_a_bound_alone(flags: Flags, tmp_path: Path) -> None:
     done = sylvester("train", *flags(nll_samples=0), "--out", tmp_path / "run", "--quiet")
     assert done.returncode == 0, done.stderr
@@ -238,7 +337,11 @@ def test_datasets_are_listed_and_checked(tmp_path: Path) -> None:
     rows = {row["name"]: row for row in json.loads(sylvester("data", "list", "--json").stdout)}
     assert rows["digits"]["present"]
     assert rows["mnist"]["splits"] == {"train": 50_000, "valid": 10_000, "test": 10_000}
-    assert "freyfaces" in sylvester("data", "list").stdout
+    table = sylvester("data", "list").stdout
+    assert "freyfaces" in table
+    assert "CC BY 4.0" in table
+    assert max(map(len, table.splitlines())) <= 80
+    assert any("50,000 / 10,000 / 10,000" in line and "bernoulli" in line for line in table.splitlines())
     for verb in ("check", "fetch"):
         report = json.loads(sylvester("data", verb, "digits", "--json").stdout)
         assert report["ok"]
@@ -256,8 +359,23 @@ def test_datasets_are_listed_and_checked(tmp_path: Path) -> None:
         (["train", "--rnk", "4"], "--rank"),
         (["train", "--epochs", "few"], "few"),
         (["train", "--epochs", "0"], "epochs"),
+        (["train", "--epochs", "1.5"], "Expected epochs to be a whole number from 1 to 2,147,483,647; got '1.5'"),
+        (["train", "--seed", "1.7"], "Expected seed to be a whole number"),
+        (["train", "--devices", str(10**26)], "Expected devices to be a whole number from 1 to 1,024"),
+        (["train", "--latent", str(10**9)], "Expected latent to be a whole number"),
+        (["train", "--latent", "1000000"], "Expected a model that fits into memory"),
+        (["train", "--flow", "iaf", "--latent", "300000", "--hidden", "300000"], "Expected a model that fits"),
+        (["train", "--config", "listed.toml"], "Expected epochs to be a whole number from 1 to 2,147,483,647; got [1]"),
+        (["train", "--config", "nul.toml"], "NUL"),
+        (["train", "--config", "pipe.npz"], "pipe"),
+        (["train", "--dataset", os.fsdecode(b"\xff.npz")], "not UTF-8"),
+        (["train", "--dataset", "pipe.npz"], "got a pipe"),
+        (["train", "--out", os.fsdecode(b"\xff")], "not UTF-8"),
+        (["train", "--precision", "bf16-mixed"], "--precision 32-true works everywhere"),
+        (["evaluate", ".", "--samples", "1.5"], "Expected --samples to be a whole number from 1"),
+        (["sample", ".", "-n", "0"], "Expected -n to be a whole number from 1 to 10,000; got '0'"),
         (["train", "--dataset", "absent.npz"], "absent.npz"),
-        (["train", "--dataset", "odd.npz"], "multiple"),
+        (["train", "--dataset", "odd.npz", "--architecture", "paper"], "multiples of 4 for convolutions; got 6 x 8"),
         (["train", "--dataset", "bright.npz"], "[0, 1]"),
         (["train", "--dataset", "torn.npz"], "torn.npz"),
         (["train", "--dataset", "mnist", "--data-dir", "."], "binarized_mnist_train.amat"),
@@ -282,8 +400,12 @@ def test_bad_input_is_one_sentence_and_leaves_nothing(words: list[str], expected
     (tmp_path / "bad").mkdir()
     (tmp_path / "bad" / "caltech101_silhouettes_28_split1.mat").write_bytes(b"MATLAB 5.0 MAT-file, torn")
     (tmp_path / "typo.toml").write_text("laten = 4\n")
+    (tmp_path / "listed.toml").write_text("epochs = [1]\n")
+    (tmp_path / "nul.toml").write_text('data_dir = "a\\u0000b"\n')
+    os.mkfifo(tmp_path / "pipe.npz")
     before = sorted(tmp_path.rglob("*"))
-    done = sylvester(*words, *(["--out", "run"] if words[0] == "train" else []), cwd=tmp_path)
+    out = ["--out", "run"] if words[0] == "train" and "--out" not in words else []
+    done = sylvester(*words, *out, cwd=tmp_path, env={**environment(), "SYLVESTER_BF16": "denied"})
     assert done.returncode == 2, done.stderr
     assert len(done.stderr.splitlines()) == 1, done.stderr
     assert expected in done.stderr

@@ -1,12 +1,24 @@
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from sylvester.app.config import CHOICES, PRESETS, Config, ConfigError, parse, read_toml, resolve
+from sylvester.app.config import (
+    FLOW_SETTINGS,
+    PRESETS,
+    SETTINGS,
+    Config,
+    ConfigError,
+    describe,
+    from_text,
+    parse,
+    read_toml,
+    resolve,
+)
 from sylvester.names import FLOWS
 
 
@@ -68,10 +80,27 @@ def test_every_flow_has_what_it_needs_and_survives_its_file(flow: str, preset: s
         ({"hidden": 64}, ["hidden", "triangular-sylvester"]),
         ({"flow": "orthogonal-sylvester", "rank": 30, "latent": 16}, ["rank", "latent = 16", "got 30"]),
         ({"flow": "maf", "hidden": 8, "latent": 16}, ["hidden", "latent = 16", "got 8"]),
-        ({"epochs": 0}, ["epochs", "greater than or equal to 1", "got 0"]),
+        ({"epochs": 0}, ["epochs", "whole number from 1 to", "got 0"]),
         ({"epochs": "many"}, ["epochs", "got 'many'"]),
         ({"learning_rate": float("nan")}, ["learning_rate", "got nan"]),
         ({"variance_bounds": (7.0, 0.01)}, ["variance_bounds", "increasing"]),
+        ({"variance_bounds": [0.1, float("inf")]}, ["variance_bounds", "increasing"]),
+        ({"variance_bounds": [0.1]}, ["variance_bounds", "two numbers", "got (0.1,)"]),
+        ({"epochs": 1.5}, ["epochs", "whole number", "got 1.5"]),
+        ({"epochs": 2.0}, ["epochs", "whole number", "got 2.0"]),
+        ({"epochs": True}, ["epochs", "whole number", "got True"]),
+        ({"epochs": "3"}, ["epochs", "whole number", "got '3'"]),
+        ({"learning_rate": "0.1"}, ["learning_rate", "a number", "got '0.1'"]),
+        ({"compile": 1}, ["compile", "true or false", "got 1"]),
+        ({"seed": 2**64}, ["seed", "4,294,967,295", "got 18446744073709551616"]),
+        ({"latent": 10**26}, ["latent", "whole number", "got 1000"]),
+        ({"devices": 10**26}, ["devices", "whole number", "got 1000"]),
+        ({"data_dir": "a\0b"}, ["data_dir", "NUL"]),
+        ({"dataset": "a\0b.npz"}, ["dataset", "NUL"]),
+        ({"dataset": "a\udcff.npz"}, ["dataset", "not UTF-8"]),
+        ({"dataset": "~nobody-of-that-name/a.npz"}, ["dataset", "home"]),
+        ({"likelihood": "bernouli"}, ["did you mean 'bernoulli'"]),
+        ({"test": "always"}, ["test", "end, never"]),
     ],
 )
 def test_wrong_settings_are_one_sentence_that_names_the_right_one(given: dict[str, object], words: list[str]) -> None:
@@ -84,7 +113,18 @@ def test_wrong_settings_are_one_sentence_that_names_the_right_one(given: dict[st
         assert word in message
 
 
-@pytest.mark.parametrize("content", [None, b"latent = ", b"\xff\xfe"])
+@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize("value", [[], {}, [1, 2, 3], {"a": {"b": 1}}, [[1.0], [2.0]]])
+def test_lists_and_tables_are_no_settings(name: str, value: object) -> None:
+    with pytest.raises(ConfigError, match=f"Expected {name} to be ") as caught:
+        resolve({name: value})
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [None, b"latent = ", b"\xff\xfe", b"latent = " + b"9" * 5000, b"a = " + b"[" * 100_000, b"#" * 2_000_000],
+)
 def test_a_file_that_is_no_toml_is_named(content: bytes | None, tmp_path: Path) -> None:
     file = tmp_path / "settings.toml"
     if content is not None:
@@ -93,16 +133,71 @@ def test_a_file_that_is_no_toml_is_named(content: bytes | None, tmp_path: Path) 
         resolve({}, file)
 
 
+def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "settings.toml")
+    with pytest.raises(ConfigError, match="got: a pipe"):
+        resolve({}, tmp_path / "settings.toml")
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "value"),
+    [
+        ("epochs", ["12"], 12),
+        ("learning_rate", ["1e-3"], 1e-3),
+        ("variance_bounds", ["0.01", "7"], (0.01, 7.0)),
+        ("data_dir", ["a b"], Path("a b")),
+        ("flow", ["iaf"], "iaf"),
+        ("epochs", ["1.5"], None),
+        ("epochs", ["1e3"], None),
+        ("epochs", ["1_000"], None),
+        ("epochs", ["٣"], None),
+        ("seed", ["1.7"], None),
+        ("seed", ["9" * 5000], None),
+        ("learning_rate", ["fast"], None),
+        ("variance_bounds", ["a", "b"], None),
+    ],
+)
+def test_words_of_a_flag(name: str, words: list[str], value: object) -> None:
+    if value is not None:
+        assert from_text(name, *words) == value
+        return
+    with pytest.raises(ConfigError, match=f"Expected {name} to be .*; got") as caught:
+        from_text(name, *words)
+    assert len(str(caught.value)) < 300
+
+
 def test_a_setting_the_flow_needs_is_asked_for() -> None:
     values = resolve({}).model_dump()
     with pytest.raises(ConfigError, match="Expected a value of rank for the orthogonal-sylvester flow"):
         parse({**values, "flow": "orthogonal-sylvester"})
 
 
-def test_every_choice_is_a_field_and_its_default_is_one_of_them() -> None:
-    for name, choices in CHOICES.items():
-        field = Config.model_fields[name]
-        assert field.is_required() or field.default in choices
+def test_defaults_and_presets_are_what_the_settings_say() -> None:
+    assert set(SETTINGS) == set(Config.model_fields)
+    for name, setting in SETTINGS.items():
+        values = [preset[name] for preset in PRESETS.values() if name in preset]
+        if not Config.model_fields[name].is_required():
+            values.append(Config.model_fields[name].default)
+        assert values
+        for value in values:
+            assert value is None or not setting.choices or value in setting.choices
+            assert value is None or setting.holds(value)
+        assert describe(name).startswith(setting.help)
+
+
+@pytest.mark.parametrize("flow", FLOWS)
+def test_a_flow_takes_its_settings_and_no_others(flow: str) -> None:
+    from sylvester.flows import FAMILIES
+
+    arguments = resolve({"flow": flow, "latent": 8}).flow_arguments()
+    assert FAMILIES[flow](context=3, **arguments).features == 8
+    for name, flows in FLOW_SETTINGS.items():
+        argument = SETTINGS[name].argument
+        assert argument is not None
+        assert (argument in arguments) == (flow in flows)
+        if flow not in flows and flow != "gaussian":  # which takes a number of steps, and makes none
+            with pytest.raises(TypeError, match=argument):
+                FAMILIES[flow](context=3, **arguments, **{argument: 2})
 
 
 def test_the_schema_needs_no_torch() -> None:

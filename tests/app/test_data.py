@@ -7,6 +7,8 @@ import hashlib
 import io
 import os
 import threading
+import tracemalloc
+import zipfile
 from dataclasses import asdict, replace
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -274,6 +276,34 @@ class TestBadFiles:
         with pytest.raises(DataError, match="damaged or truncated"):
             load(entry, data_dir=tmp_path / "data")
 
+    def test_a_few_megabytes_that_become_gigabytes(self, tmp_path):
+        entry, _ = small_mnist(tmp_path / "data")
+        path = tmp_path / "data" / "binarized_mnist_train.amat"
+        path.unlink()
+        with gzip.open(path.with_suffix(".amat.gz"), "wb", compresslevel=1) as file:
+            for _ in range(200):
+                file.write(bytes(2**20))
+        tracemalloc.start()
+        with pytest.raises(DataError, match=r"Expected at most .* bytes in .*train\.amat\.gz, plain; got more"):
+            load(entry, data_dir=tmp_path / "data")
+        assert tracemalloc.get_traced_memory()[1] < 3 * entry.largest_file
+        tracemalloc.stop()
+
+    @pytest.mark.parametrize("name", ["frey_rawface.mat", "frey_rawface.mat.gz", "mine.npz"])
+    def test_a_pipe_is_not_waited_for(self, tmp_path, name):
+        os.mkfifo(tmp_path / name)
+        with pytest.raises(DataError, match=rf"Expected a file at .*{name}; got a pipe"):
+            load(tmp_path / name) if name == "mine.npz" else load("freyfaces", data_dir=tmp_path)
+
+    def test_no_published_file_exceeds_what_is_read_of_it(self):
+        if not REAL.is_dir():
+            pytest.skip("the published files are not here")
+        for entry in CATALOGUE.values():
+            for variant in entry.variants:
+                for file in variant.files:
+                    if (REAL / file.name).exists():
+                        assert (REAL / file.name).stat().st_size < entry.largest_file
+
     def test_folders_and_files_in_each_others_place(self, tmp_path):
         (tmp_path / "frey_rawface.mat").mkdir()
         with pytest.raises(DataError, match=r"Expected a file at .*frey_rawface\.mat; got a folder"):
@@ -419,15 +449,118 @@ class TestOwnImages:
         assert torch.equal(dataset.valid, again.valid)
         assert not torch.equal(dataset.valid, other.valid)
 
-    def test_channels_are_kept(self, tmp_path):
-        images = np.stack([self.GREY, self.GREY // 2, self.GREY // 3], axis=1)
-        assert load(str(self.saved(tmp_path, images))).image_shape == (3, 8, 4)
+    @pytest.mark.parametrize("channels", [1, 2, 3, 4])
+    def test_channels_are_kept(self, tmp_path, channels):
+        images = np.stack([self.GREY // (1 + channel) for channel in range(channels)], axis=1)
+        first = load(str(self.saved(tmp_path, images)))
+        assert first.image_shape == (channels, 8, 4)
+        if channels in (1, 3):
+            last = load(self.saved(tmp_path, np.moveaxis(images, 1, -1)))
+            assert torch.equal(last.train, first.train)
+            assert last.test.is_contiguous()
+
+    def test_colours_first_are_not_taken_for_colours_last(self, tmp_path):
+        images = np.stack([self.GREY[:, :, :3]] * 3, axis=1)  # (N, 3, 8, 3)
+        assert load(self.saved(tmp_path, images)).image_shape == (3, 8, 3)
+
+    def test_sides_need_not_be_multiples_of_four(self, tmp_path):
+        assert load(self.saved(tmp_path, self.BINARY[:, :7, :3])).image_shape == (1, 7, 3)
+
+    def test_without_validation_images_some_are_held_out_by_the_seed(self, tmp_path):
+        images = np.random.default_rng(1).integers(0, 256, (40, 8, 4)).astype(np.uint8)
+        path = self.saved(tmp_path, train=images[:30], test=images[30:])
+        dataset, again, other = (load(path, seed=seed) for seed in (0, 0, 1))
+        assert dataset.counts == {"train": 27, "valid": 3, "test": 10}
+        np.testing.assert_array_equal((255 * dataset.test[:, 0]).round(), images[30:])
+        parts = torch.cat([dataset.train, dataset.valid])[:, 0].mul(255).round().byte().numpy()
+        assert sorted(map(bytes, parts)) == sorted(map(bytes, images[:30]))
+        assert torch.equal(dataset.valid, again.valid)
+        assert not torch.equal(dataset.valid, other.valid)
+
+    @pytest.mark.parametrize(
+        ("images", "stored", "likelihood", "message"),
+        [
+            (GREY / 300, {}, "gaussian", None),
+            (GREY / 255, {}, "categorical", None),
+            (GREY, {}, "gaussian", None),
+            (GREY, {"likelihood": "categorical"}, "gaussian", None),
+            (BINARY, {}, "categorical", None),
+            (GREY, {}, "bernoulli", "got grey values"),
+            (GREY / 300, {}, "categorical", "Expected values k/255"),
+            (GREY, {"dynamic": True}, "gaussian", "Expected likelihood 'bernoulli' for images that are binarized"),
+        ],
+    )
+    def test_the_likelihood_may_be_given(self, tmp_path, images, stored, likelihood, message):
+        path = self.saved(tmp_path, images, **stored)
+        if message is None:
+            assert load(path, likelihood=likelihood).likelihood == likelihood
+            return
+        with pytest.raises(DataError, match=message):
+            load(path, likelihood=likelihood)
+
+    def test_a_published_dataset_may_have_another_likelihood_too(self):
+        digits = load("digits", likelihood="gaussian")
+        assert digits.likelihood == "gaussian"
+        assert torch.equal(digits.train, load("digits").train)
+
+    @staticmethod
+    def header(*shape: int, dtype: str = "|u1") -> bytes:
+        buffer = io.BytesIO()
+        np.lib.format.write_array_header_1_0(buffer, {"descr": dtype, "fortran_order": False, "shape": shape})
+        return buffer.getvalue()
+
+    def packed(self, tmp_path, **members: bytes) -> Path:
+        """An archive of images and of whatever else."""
+        arrays = {}
+        for split, images in (("train", self.BINARY), ("test", self.BINARY)):
+            buffer = io.BytesIO()
+            np.save(buffer, images)
+            arrays[split] = buffer.getvalue()
+        with zipfile.ZipFile(tmp_path / "mine.npz", "w", zipfile.ZIP_DEFLATED) as archive:
+            for name, content in (arrays | members).items():
+                archive.writestr(name if "." in name else f"{name}.npy", content)
+        return tmp_path / "mine.npz"
+
+    def test_what_is_not_asked_for_is_not_read(self, tmp_path):
+        members = {"labels": self.header(10**13), "README.txt": b"hello", "objects": b"\x93NUMPY"}
+        assert load(self.packed(tmp_path, **members)).counts["test"] == 6
+
+    @pytest.mark.parametrize(
+        ("content", "message"),
+        [
+            (b"hello", "Expected train to be a plain array; got something else"),
+            (b"", "Expected train to be a plain array; got something else"),
+            (header(10**6, 1000, 1000), "to fill 1,000,000,000,000 bytes; got 128 with its header"),
+            (header(-1, 8, 4), "Expected train of shape"),
+            (header(2, 8, 4) + bytes(63), "to fill 64 bytes; got 191"),
+            (header(2, 8, 4) + bytes(65), "to fill 64 bytes; got 193"),
+        ],
+    )
+    def test_a_member_that_is_no_array(self, tmp_path, content, message):
+        with pytest.raises(DataError, match=f"^Cannot use .*{message}"):
+            load(self.packed(tmp_path, train=content))
+
+    def test_images_that_do_not_fit_into_memory_are_refused_before_they_are_read(self, tmp_path, monkeypatch):
+        path = self.packed(tmp_path, train=self.header(200, 8, 4) + bytes(6400))
+        assert load(path).counts["train"] == 180
+        monkeypatch.setattr("sylvester.app.memory.available", lambda: 50_000)
+        with pytest.raises(DataError, match=r"fit into memory, .*; got 6,592 pixels"):
+            load(path)
+
+    def test_a_byte_that_changed_is_noticed(self, tmp_path):
+        path = self.saved(tmp_path, self.GREY)  # stored, not compressed
+        content = bytearray(path.read_bytes())
+        content[content.index(self.GREY[:3].tobytes()) + 5] ^= 1
+        path.write_bytes(content)
+        with pytest.raises(DataError, match="CRC"):
+            load(path)
 
     @pytest.mark.parametrize(
         ("arrays", "message"),
         [
-            ({"train": BINARY, "test": BINARY}, r"got no valid \(found: test, train\)"),
-            ({"images": np.zeros((6, 28, 30))}, "multiples of 4; got 28 x 30: pad the images to 28 x 32"),
+            ({"train": BINARY, "valid": BINARY}, r"got no test \(found: train, valid\)"),
+            ({"train": BINARY[:1], "test": BINARY}, "Expected valid, or at least two images in train"),
+            ({"images": np.zeros((6, 8, 8, 4))}, "last axis seems to be the channels: store numpy.moveaxis"),
             (
                 {"images": BINARY, "valid": BINARY[:0]},
                 r"at least one image in valid; got the shape \(0, 8, 4\)",
@@ -437,12 +570,12 @@ class TestOwnImages:
                 r"got \(8, 4\) in train and \(4, 8\) in test",
             ),
             ({"images": BINARY, "test": BINARY / 1.0}, "uint8 in train and float64 in test"),
-            ({"images": BINARY.reshape(6, 32)}, r"\(N, H, W\) or \(N, C, H, W\); got \(3, 32\)"),
+            ({"images": BINARY.reshape(6, 32)}, r"\(N, C, H, W\) or \(N, H, W, C\); got \(3, 32\)"),
             ({"images": GREY.astype(np.int64)}, "Expected uint8, bool or float images; got int64"),
             ({"images": GREY / 100}, r"values in \[0, 1\]; got 0.* to 2\.[0-9]* in train"),
             ({"images": BINARY - 0.5}, r"values in \[0, 1\]; got -0\.5"),
             ({"images": np.where(BINARY, np.nan, 0)}, "got NaN in train"),
-            ({"images": GREY / 255}, "Expected likelihood to be stored beside grey float images"),
+            ({"images": GREY / 255}, "Expected a likelihood for grey float images; got none: give --likelihood"),
             ({"images": GREY, "likelihood": "bernoulli"}, "got grey values: store dynamic"),
             (
                 {"images": GREY, "likelihood": "poisson"},
@@ -450,9 +583,12 @@ class TestOwnImages:
             ),
             ({"images": GREY, "likelihood": ["a", "b"]}, "Expected likelihood to be one value"),
             ({"images": GREY, "dynamic": "yes"}, "Expected dynamic to be one value"),
-            ({"images": GREY, "dynamic": True, "likelihood": "gaussian"}, "with likelihood 'bernoulli' only"),
+            (
+                {"images": GREY, "dynamic": True, "likelihood": "gaussian"},
+                "Expected likelihood 'bernoulli' for images that are binarized",
+            ),
             ({"images": GREY / 300, "likelihood": "categorical"}, "Expected values k/255"),
-            ({"images": np.full((6, 8, 4), None)}, "Expected an .npz archive of plain arrays"),
+            ({"images": np.full((6, 8, 4), None)}, "Expected train to be a plain array; got Python objects"),
         ],
     )
     def test_what_cannot_be_used_is_refused_in_a_sentence(self, tmp_path, arrays, message):

@@ -212,8 +212,10 @@ def test_other_data_is_not_taken_for_the_runs_own(tiny: Config, halves: data.Dat
 
 @pytest.mark.parametrize("option", [{"compile": True}, {"precision": "bf16-mixed"}])
 def test_compiled_and_mixed_precision_training_stay_close_to_plain(
-    option: dict[str, Any], tiny: Config, halves: data.Dataset, tmp_path: Path
+    option: dict[str, Any], tiny: Config, halves: data.Dataset, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
+    if "precision" in option:
+        request.getfixturevalue("bf16")
     plain = training.train(Run.create(tmp_path / "plain", tiny), halves)
     other = training.train(Run.create(tmp_path / "other", tiny.model_copy(update=option)), halves)
     tolerance = 1e-4 if option == {"compile": True} else 0.05

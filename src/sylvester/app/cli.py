@@ -1,4 +1,4 @@
-"""The command line: the only module that prints. Progress goes to stderr, results to stdout.
+"""The command line: commands alone; what they show is phrased and drawn in `display`.
 
 Exit codes: 0 done, 1 failed at run time, 2 bad input, 130 interrupted. Nothing here imports torch before a
 command needs it.
@@ -7,121 +7,160 @@ command needs it.
 from __future__ import annotations
 
 import errno
-import json as jsonlib
+import io
+import os
+import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, fields, make_dataclass
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
 
-from cyclopts import App, CycloptsError, Parameter
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
+from cyclopts import App, CycloptsError, Parameter, Token
 
 from sylvester import __version__
 from sylvester.allocator import keep_freed_memory
-from sylvester.app.config import Config, ConfigError, describe, resolve
+from sylvester.app import display, machine, memory
+from sylvester.app.config import SETTINGS, WHOLE, Config, ConfigError, describe, from_text, kind_of, resolve, whole
+from sylvester.app.paths import PathError, destination, usable
 from sylvester.app.runs import Run, RunError, RunFailure
 
 if TYPE_CHECKING:
-    from sylvester.app import training
     from sylvester.app.data import Dataset
 
     Flags = Any
 else:
+
+    def _flag(name: str) -> Any:
+        """A flag whose words the schema converts; cyclopts would round 1.5 epochs to 2."""
+
+        def convert(_: object, tokens: Sequence[Token]) -> Any:
+            return from_text(name, *(token.value for token in tokens))
+
+        kind = kind_of(name)
+        how = {} if kind is bool else {"converter": convert}
+        shown = Parameter(help=describe(name), negative="", show_default=False, **how)
+        return Annotated[(tuple[float, float] if kind is tuple else kind) | None, shown]
+
     # The flags are the schema's fields. One that is not given is None, and file and preset decide.
     Flags = make_dataclass(
         "Flags",
-        [
-            (
-                name,
-                Annotated[field.annotation | None, Parameter(help=describe(name), negative="", show_default=False)],
-                None,
-            )
-            for name, field in Config.model_fields.items()
-        ],
+        [(name, _flag(name), None) for name in SETTINGS],
         kw_only=True,
         namespace={"__module__": __name__},
     )
+
+PICTURES = 10_000  # images of one contact sheet at most
+LARGEST_SEED = 2**63 - 1
+
+# The format of a user's own images, for --help; `sylvester.app.data.custom` has the details.
+OWN_IMAGES = """Your own images are one archive, `numpy.savez_compressed("mine.npz", train=..., valid=..., test=...)`:
+arrays (N, H, W), (N, C, H, W) or (N, H, W, C) of uint8 (levels 0 to 255), bool, or float in [0, 1]. Without `valid`, a
+tenth of the training images is held out, drawn by the seed. Images of nothing but 0 and 1 are Bernoulli, other bytes
+categorical with 256 levels; grey floats need `--likelihood` or `likelihood="gaussian"` in the archive. With
+`dynamic=True` in it, grey images are binarized afresh at each visit. Anything else in the archive is ignored.
+The convolutional architectures need sides that are multiples of 4."""
 
 app = App(
     name="sylvester",
     version=__version__,
     help="Train, evaluate and sample variational autoencoders with normalizing-flow posteriors.",
     help_flags=["--help", "-h"],
+    suppress_keyboard_interrupt=False,  # main ends in order
 )
-data_app = App(name="data", help="List, fetch and check the datasets.")
+data_app = App(name="data", help=f"List, fetch and check the datasets.\n\n{OWN_IMAGES}")
 app.command(data_app)
 
-messages = Console(stderr=True, highlight=False, soft_wrap=True)
 
+def _whole(low: int, high: int) -> Callable[[object, Sequence[Token]], int]:
+    def convert(_: object, tokens: Sequence[Token]) -> int:
+        word = tokens[0].value
+        try:
+            value = whole(word)
+        except ValueError:
+            value = low - 1
+        if not low <= value <= high:
+            raise ConfigError(
+                f"Expected {tokens[0].keyword} to be a whole number from {low:,} to {high:,}; got {word!r}"
+            )
+        return value
+
+    return convert
+
+
+def _path(_: object, tokens: Sequence[Token]) -> Path:
+    try:
+        return usable(Path(tokens[0].value))
+    except PathError as error:
+        raise ConfigError(f"Expected a path that can be used; got {error}") from None
+
+
+UserPath = Annotated[Path, Parameter(converter=_path)]
 Quiet = Annotated[bool, Parameter(negative="", help="Show no progress.")]
 Json = Annotated[bool, Parameter(negative="", help="Print the result as JSON.")]
-DataDir = Annotated[Path | None, Parameter(help="Folder of the dataset's files; nothing is downloaded then.")]
+DataDir = Annotated[
+    Path | None, Parameter(converter=_path, help="Folder of the dataset's files; nothing is downloaded then.")
+]
 
 
-@app.command
+@app.command(
+    help="Train a VAE, evaluate its best model on the test images and draw pictures; alone: T-SNF on the digits."
+    f"\n\n{OWN_IMAGES}"
+)
 def train(
     *,
     flags: Annotated[Flags | None, Parameter(name="*")] = None,
-    config: Path | None = None,
-    out: Path | None = None,
+    config: Annotated[Path | None, Parameter(converter=_path, help="TOML file of settings; flags override it.")] = None,
+    out: Annotated[
+        Path | None,
+        Parameter(converter=_path, help="The run's folder, new or empty; by default the next free one in ./runs."),
+    ] = None,
     quiet: Quiet = False,
     json: Json = False,
 ) -> None:
-    """Train a VAE, evaluate its best model on the test images and draw pictures; alone: T-SNF on the digits.
-
-    Parameters
-    ----------
-    config
-        TOML file of settings; flags override it.
-    out
-        The run's folder, new or empty; by default the next free one in ./runs.
-    """
-    given = {field.name: getattr(flags, field.name) for field in fields(flags)} if flags is not None else {}
-    settings = resolve({key: value for key, value in given.items() if value is not None}, config)
+    settings = resolve(_given(flags), config)
     path = _next_folder(settings) if out is None else out
     Run.require_free(path)
+    _prepare(settings)
     data = _load(settings, quiet=quiet)
 
     from sylvester.app import models
 
     # Built before anything is written, so that settings that make no model leave nothing behind.
-    counts = models.parameter_counts(models.build(settings, data.image_shape, data.likelihood))
+    counts = models.rehearse(settings, data.image_shape, data.likelihood)
     if not quiet:
-        parts = ", ".join(f"{name} {count:,}" for name, count in counts.items() if name != "total")
-        messages.print(f"{settings.flow} on {data.name}: {counts['total']:,} parameters ({parts})")
+        display.say(display.parameters(settings, data.name, counts))
     _complete(Run.create(path, settings), data, quiet=quiet, json=json)
 
 
 @app.command
-def resume(run: Path, *, data_dir: DataDir = None, quiet: Quiet = False, json: Json = False) -> None:
+def resume(run: UserPath, *, data_dir: DataDir = None, quiet: Quiet = False, json: Json = False) -> None:
     """Continue an interrupted run exactly as if it had not been interrupted."""
     opened = Run.open(run)
     result = opened.result
     if result is None:
+        _prepare(opened.config)
         _complete(opened, _load(opened.config, data_dir, quiet=quiet), quiet=quiet, json=json)
     elif json:
-        _print_json(result)
+        display.show_json(result)
     else:
-        print(f"{run} is finished: {_achieved(result)}.")
+        display.show(f"{run} is finished: {display.achieved(result)}.")
 
 
 @app.command
 def evaluate(
-    run: Path,
+    run: UserPath,
     *,
-    samples: Annotated[int, Parameter(help="Importance samples an image.")] = 5000,
-    seed: Annotated[int, Parameter(help="Seed of the importance samples.")] = 0,
+    samples: Annotated[int, Parameter(converter=_whole(1, WHOLE), help="Importance samples per image.")] = 5000,
+    seed: Annotated[int, Parameter(converter=_whole(0, LARGEST_SEED), help="Seed of the importance samples.")] = 0,
     data_dir: DataDir = None,
     quiet: Quiet = False,
     json: Json = False,
 ) -> None:
     """Estimate the test log-likelihood of a run's best model; called again, it goes on where it stopped."""
-    if samples < 1 or seed < 0:
-        raise ConfigError(f"Expected samples >= 1 and seed >= 0; got samples = {samples}, seed = {seed}")
     opened = Run.open(run)
     opened.require_model()
     data = _load(opened.config, data_dir, quiet=quiet)
@@ -129,54 +168,54 @@ def evaluate(
     from sylvester.app import results
 
     again = f"sylvester evaluate {run} --samples {samples} --seed {seed}"
-    with _interruptible(again), _counter("evaluating", quiet) as progress:
+    with _interruptible(again), display.counter("evaluating", quiet) as progress:
         figures = results.evaluate(opened, data, samples, seed=seed, progress=progress)
     if json:
-        _print_json(figures)
+        display.show_json(figures)
     else:
-        print(f"{_figures(figures)}, {samples:,} samples an image.")
+        display.show(f"{display.scores(figures)}, {samples:,} samples per image.")
         if figures["warning"]:
-            print(figures["warning"])
+            display.show(figures["warning"])
 
 
 @app.command
 def sample(
-    run: Path,
+    run: UserPath,
     *,
-    number: Annotated[int, Parameter(name=["--number", "-n"], help="How many images.")] = 64,
-    out: Annotated[Path | None, Parameter(help="The PNG file; by default in the run's folder.")] = None,
-    seed: Annotated[int, Parameter(help="Seed of the draws.")] = 0,
+    number: Annotated[
+        int, Parameter(name=["--number", "-n"], converter=_whole(1, PICTURES), help="How many images.")
+    ] = 64,
+    out: Annotated[
+        Path | None, Parameter(converter=_path, help="The PNG file; by default in the run's folder.")
+    ] = None,
+    seed: Annotated[int, Parameter(converter=_whole(0, LARGEST_SEED), help="Seed of the draws.")] = 0,
 ) -> None:
     """Draw images from a run's best model into a PNG file."""
-    if number < 1 or seed < 0:
-        raise ConfigError(f"Expected number >= 1 and seed >= 0; got number = {number}, seed = {seed}")
     opened = Run.open(run)
     opened.require_model()
     target = opened.path / f"samples-{number}-seed{seed}.png" if out is None else out
-    if not target.parent.is_dir():
-        raise ConfigError(f"Expected an existing folder for the picture; got {target.parent}")
+    try:
+        destination(target)
+    except PathError as error:
+        raise ConfigError(f"Expected a file for the picture; got {error}") from None
 
     from sylvester.app import figures
 
     figures.samples(opened.load_model(), target, number, seed=seed)
-    print(target)
+    display.show(str(target))
 
 
 @data_app.command(name="list")
 def data_list(*, data_dir: DataDir = None, json: Json = False) -> None:
-    """The datasets, their sizes and sources, and whether their files are here."""
+    """The datasets, their sizes, licences and sources, and whether their files are here."""
     from sylvester.app.data import listing
 
     with _data_errors():
         rows = listing(data_dir=data_dir)
     if json:
-        return _print_json([asdict(row) for row in rows])
-    table = Table("name", "image", "train / valid / test", "likelihood", "here", "licence", box=None)
-    for row in rows:
-        sizes = " / ".join(f"{count:,}" for count in row.splits.values())
-        shape = " x ".join(map(str, row.image))
-        table.add_row(row.name, shape, sizes, row.likelihood, "yes" if row.present else "no", row.licence)
-    Console().print(table)
+        display.show_json([asdict(row) for row in rows])
+    else:
+        display.listing(rows)
 
 
 @data_app.command(name="fetch")
@@ -186,7 +225,7 @@ def data_fetch(name: str, *, data_dir: DataDir = None, quiet: Quiet = False, jso
 
     with _data_errors():
         report = fetch(name, data_dir=data_dir, progress=not quiet)
-    _print_report(report, json)
+    display.report(report, json)
 
 
 @data_app.command(name="check")
@@ -196,16 +235,23 @@ def data_check(name: str, *, data_dir: DataDir = None, json: Json = False) -> No
 
     with _data_errors():
         report = check(name, data_dir=data_dir)
-    _print_report(report, json)
+    display.report(report, json)
     if not report.ok:
         raise ConfigError(report.problem or f"Expected whole files of {name}; got others")
 
 
 def main() -> None:
     keep_freed_memory()
+    _stop_once()
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a terminal without a minus sign is no reason to fail
+    machine.wait_passively(os.environ)
     try:
         app(exit_on_error=False, print_error=False, result_action="return_value")
-    except (CycloptsError, ConfigError, RunError) as error:
+    except CycloptsError as error:
+        _fail(error.__cause__ if isinstance(error.__cause__, ConfigError) else error, 2)
+    except (ConfigError, RunError, machine.MachineError) as error:
         _fail(error, 2)
     except RunFailure as error:
         _fail(error, 1)
@@ -213,7 +259,12 @@ def main() -> None:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         advice = "; free some space, then resume the run" if full else ""
         _fail(f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}{advice}", 1)
+    except (MemoryError, RuntimeError) as error:
+        if not memory.exhausted(error):
+            raise
+        _fail("Not enough memory: close other programs, or start again with a smaller batch size or model", 1)
     except KeyboardInterrupt:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the interpreter takes its own handlers down as it ends
         sys.exit(130)
 
 
@@ -222,99 +273,48 @@ def _fail(reason: object, code: int) -> None:
     sys.exit(code)
 
 
+def _stop_once() -> None:
+    """The first Ctrl-C ends the command in order; more of them in the two seconds that may take change nothing."""
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        return  # ignored, as in jobs that a script starts in the background
+    first: list[float] = []
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        if not first:
+            first.append(time.monotonic())
+            raise KeyboardInterrupt
+        if time.monotonic() - first[0] > 2:
+            os._exit(130)  # every file is replaced whole or not at all
+
+    signal.signal(signal.SIGINT, stop)
+
+
+def _given(flags: Any) -> dict[str, Any]:
+    """What the user said on the command line, by the schema's names."""
+    given = {field.name: getattr(flags, field.name) for field in fields(flags)} if flags is not None else {}
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def _prepare(config: Config) -> None:
+    """Before torch is loaded, which reads the environment once."""
+    if config.precision == "bf16-mixed":
+        machine.allow_bf16(os.environ)
+
+
 def _complete(run: Run, data: Dataset, *, quiet: bool, json: bool) -> None:
     """Train, evaluate and draw what the run still lacks, and say what came of it."""
     from sylvester.app import results, training
 
     with run.locked(), _interruptible(f"sylvester resume {run.path}"):
-        history = training.train(run, data, reporting=TrainingBar(run.config.epochs, quiet))
-        with _counter("evaluating", quiet) as progress:
+        history = training.train(run, data, reporting=display.TrainingBar(run.config.epochs, quiet))
+        with display.counter("evaluating", quiet) as progress:
             result = results.conclude(run, data, history, progress=progress)
     if json:
-        return _print_json(result)
+        return display.show_json(result)
     if result["warning"] and not quiet:
-        messages.print(result["warning"])
-    print(f"{_achieved(result)}.")
-    print(f"{run.path} holds the model, its figures (result.json), samples.png and reconstructions.png.")
-    other = "orthogonal-sylvester" if run.config.flow == "triangular-sylvester" else "triangular-sylvester"
-    print(
-        f"Next: sylvester sample {run.path} -n 64, sylvester evaluate {run.path} --samples 5000, "
-        f"or compare with sylvester train --dataset {run.config.dataset} --flow {other}"
-    )
-
-
-def _achieved(result: Mapping[str, Any]) -> str:
-    return (
-        f"{result['flow']['name']} on {result['dataset']['name']}: {_figures(result)}, "
-        f"best of {result['epochs']} epochs at {result['best_epoch']}, {result['timing']['seconds']:.0f} s"
-    )
-
-
-def _figures(figures: Mapping[str, Any]) -> str:
-    """−ELBO and NLL for a person: with both errors, in bits per dimension where those are customary."""
-    bits = figures["bits_per_dim"]
-    shown, unit = (figures, "nats") if bits is None else (bits, "bits per dimension")
-    text = f"test −ELBO {shown['neg_elbo']:.3f}"
-    if shown["nll"] is not None:
-        text += (
-            f", NLL {shown['nll']:.3f} ± {_number(shown['nll_std_error'])} over images"
-            f" ± {_number(shown['nll_mc_error'])} Monte Carlo"
-        )
-    return f"{text} {unit}"
-
-
-def _number(value: float | None) -> str:
-    return "?" if value is None else f"{value:.3f}"
-
-
-class TrainingBar:
-    """Live figures of training. The display starts where it is entered, which may be another process."""
-
-    def __init__(self, epochs: int, quiet: bool) -> None:
-        self.epochs, self.quiet = epochs, quiet
-
-    def __enter__(self) -> Callable[[training.Progress], None]:
-        self.bar = Progress(
-            TextColumn("epoch {task.fields[epoch]}/{task.fields[epochs]}"),
-            BarColumn(bar_width=None),
-            TextColumn("{task.fields[figures]}"),
-            TimeRemainingColumn(compact=True),  # all of it fits 80 columns
-            console=messages,
-            disable=self.quiet,
-        )
-        self.task = self.bar.add_task("", total=self.epochs, epoch=0, epochs=self.epochs, figures="")
-        self.valid = ""
-        self.bar.start()
-        return self.show
-
-    def __exit__(self, *error: object) -> None:
-        self.bar.stop()
-
-    def show(self, progress: training.Progress) -> None:
-        figures = progress.figures
-        if progress.valid is not None:
-            self.valid = f", valid. {progress.valid['neg_elbo']:.2f}"
-        self.bar.update(
-            self.task,
-            completed=progress.epoch - 1 + progress.batch / progress.batches,
-            epoch=progress.epoch,
-            figures=f"−ELBO {figures['neg_elbo']:.2f} = recon. {figures['reconstruction']:.2f}"
-            f" + KL {figures['kl']:.2f}{self.valid}",
-        )
-
-
-@contextmanager
-def _counter(what: str, quiet: bool) -> Iterator[Callable[..., None]]:
-    """A bar that is told (done, total), and what is being done where that changes."""
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=None),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=messages, disable=quiet, transient=True) as bar:
-        task = bar.add_task(what, total=None)
-        yield lambda done, total, now=what: bar.update(task, completed=done, total=total, description=now)
+        display.say(result["warning"])
+    for line in display.conclusion(run.path, run.config, result):
+        display.show(line)
 
 
 @contextmanager
@@ -322,7 +322,7 @@ def _interruptible(command: str) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        messages.print(f"Interrupted; {command} continues where it stopped.")
+        display.say(f"Interrupted; {command} continues where it stopped.")
         raise
 
 
@@ -341,7 +341,13 @@ def _load(config: Config, data_dir: Path | None = None, *, quiet: bool) -> Datas
     from sylvester.app.data import load
 
     with _data_errors():
-        return load(config.dataset, data_dir=data_dir or config.data_dir, seed=config.seed, progress=not quiet)
+        return load(
+            config.dataset,
+            data_dir=data_dir or config.data_dir,
+            seed=config.seed,
+            likelihood=config.likelihood,
+            progress=not quiet,
+        )
 
 
 def _next_folder(config: Config) -> Path:
@@ -350,14 +356,3 @@ def _next_folder(config: Config) -> Path:
     while (path := Path("runs") / f"{stem}-{number}").exists():
         number += 1
     return path
-
-
-def _print_json(value: Any) -> None:
-    print(jsonlib.dumps(value, indent=2, allow_nan=False))
-
-
-def _print_report(report: Any, json: bool) -> None:
-    if json:
-        return _print_json(asdict(report))
-    for file in report.files:
-        print(f"{'ok ' if file.ok else 'BAD'} {file.name}  {file.path or 'not found'}")

@@ -1,41 +1,72 @@
 """One schema for everything that a run depends on: defaults < preset < TOML file < flags.
 
+A setting is one line of :class:`Config`: its name, type, default, help, range or choices, which flows take it and
+which argument of theirs it becomes. Flags, ``--help``, the checks and the model follow from that line.
+
 Imports no torch, so that ``sylvester --help`` can describe every setting at once.
 """
 
 from __future__ import annotations
 
 import difflib
-import sys
+import math
+import re
+import reprlib
+import tomllib
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, get_args
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    field_validator,
+    model_validator,
+)
 
-from sylvester.names import DATASETS, FLOWS
+from sylvester.app.paths import PathError, open_regular, usable
+from sylvester.names import DATASETS, FLOWS, LIKELIHOODS, Likelihood
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib  # type: ignore[import-not-found, no-redef]
+WHOLE = 2**31 - 1  # the largest count of anything
+SEED = 2**32 - 1  # the largest seed of the generators that split and binarize images
+_LARGEST_FILE = 2**20  # bytes of a file of settings
 
-# Settings that only some flows have. A preset's value for another flow is dropped, a user's is an error.
-FLOW_SETTINGS: dict[str, tuple[str, ...]] = {
-    "transforms": tuple(name for name in FLOWS if name != "gaussian"),
-    "rank": ("orthogonal-sylvester",),
-    "reflections": ("householder-sylvester",),
-    "hidden": ("iaf", "mean-only-iaf", "maf", "nice", "realnvp"),
-}
 
-CHOICES: dict[str, tuple[str, ...]] = {
-    "preset": ("quick", "paper"),
-    "flow": FLOWS,
-    "architecture": ("mlp", "paper", "released"),
-    "init": ("identity", "torch"),
-    "precision": ("32-true", "64-true", "bf16-mixed", "16-mixed"),
-}
+class ConfigError(ValueError):
+    """A setting that cannot be used, in one sentence."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a setting is beyond its type and default."""
+
+    help: str
+    low: float | None = None  # the smallest value, or with ``between`` the largest that is too small
+    high: float | None = None
+    between: bool = False
+    choices: tuple[str, ...] = ()
+    flows: tuple[str, ...] = FLOWS  # which take it: a preset's value for another is dropped, a user's is an error
+    argument: str | None = None  # of the flow's class
+
+    @property
+    def of_some_flows(self) -> bool:
+        return self.flows != FLOWS
+
+    def holds(self, value: Any) -> bool:
+        if self.low is None or self.high is None:
+            return True
+        return self.low < value < self.high if self.between else self.low <= value <= self.high
+
+    def range(self) -> str:
+        if self.low is None or self.high is None:
+            return ""
+        low, high = (f"{bound:,}" if isinstance(bound, int) else f"{bound:g}" for bound in (self.low, self.high))
+        return f" between {low} and {high}" if self.between else f" from {low} to {high}"
+
 
 PRESETS: dict[str, dict[str, Any]] = {
     # Tuned on the embedded digits: a minute and a half on two cores, evaluation included.
@@ -80,62 +111,119 @@ EXCEPTIONS: dict[tuple[str, str], dict[str, Any]] = {
 }
 
 
-class ConfigError(ValueError):
-    """A setting that cannot be used, in one sentence."""
+_ALL_BUT_GAUSSIAN = tuple(name for name in FLOWS if name != "gaussian")
+_NETWORKS = ("iaf", "mean-only-iaf", "maf", "nice", "realnvp")
 
 
 class Config(BaseModel):
     """The resolved settings of a run. ``None`` means that the setting does not apply."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
-    preset: str = Field("quick", description="Where unset values come from")
-    dataset: str = Field("digits", description=f"One of {', '.join(DATASETS)}, or the path of an .npz file")
-    flow: str = Field("triangular-sylvester", description="Family of the posterior")
-    transforms: int | None = Field(None, ge=1, description="Steps of the flow")
-    rank: int | None = Field(None, ge=1, description="Columns of Q (orthogonal-sylvester)")
-    reflections: int | None = Field(None, ge=1, description="Reflections that make Q (householder-sylvester)")
-    hidden: int | None = Field(None, ge=1, description="Width of the masked and coupling networks")
-    latent: int = Field(ge=1, description="Size of z")
-    epochs: int = Field(ge=1, description="Epochs at most")
-    patience: int = Field(
-        ge=0,
-        description="Stop after so many epochs, from the warmup's end on, without a better validation bound; 0: never",
+    preset: Annotated[str, Setting("Where unset values come from", choices=tuple(PRESETS))] = "quick"
+    dataset: Annotated[
+        str, Setting(f"One of {', '.join(DATASETS)}, or the path of an .npz archive of your own images")
+    ] = "digits"
+    likelihood: Annotated[
+        Likelihood | None,
+        Setting("Of the images given z, where it is not to follow from them", choices=LIKELIHOODS),
+    ] = None
+    flow: Annotated[str, Setting("Family of the posterior", choices=FLOWS)] = "triangular-sylvester"
+    transforms: Annotated[
+        int | None, Setting("Steps of the flow", 1, 10_000, flows=_ALL_BUT_GAUSSIAN, argument="transforms")
+    ] = None
+    rank: Annotated[int | None, Setting("Columns of Q", 1, 2**20, flows=("orthogonal-sylvester",), argument="rank")] = (
+        None
     )
-    warmup: int = Field(ge=0, description="Epochs over which the weight of the KL term grows to 1")
-    batch_size: int = Field(ge=1, description="Images a step, over all devices together")
-    learning_rate: float = Field(gt=0, lt=1e37, description="Step size of Adamax")  # a float32, with room
-    architecture: str = Field(
-        description="Dense layers, the convolutions of the paper's appendix or those of its released code"
-    )
-    init: str = Field(description="Start at the Gaussian posterior, or with torch's default initialization")
-    variance_bounds: tuple[float, float] | None = Field(None, description="Clamp of the variance of z_0")
-    nll_samples: int = Field(ge=0, description="Importance samples an image of the final test; 0: none")
-    seed: int = Field(0, ge=0, description="Everything random derives from it")
-    data_dir: Path | None = Field(None, description="Folder of the dataset's files; nothing is downloaded then")
-    devices: int = Field(1, ge=1, description="Processes, one a device")
-    precision: str = Field("32-true", description="Arithmetic outside the flow")
-    compile: bool = Field(
-        False,
-        description="Compile the model's terms with torch.compile: about a minute once, then small models train faster",
-    )
+    reflections: Annotated[
+        int | None,
+        Setting("Reflections that make Q", 1, 10_000, flows=("householder-sylvester",), argument="reflections"),
+    ] = None
+    hidden: Annotated[
+        int | None,
+        Setting("Width of the masked and coupling networks", 1, 2**20, flows=_NETWORKS, argument="hidden_features"),
+    ] = None
+    latent: Annotated[int, Setting("Size of z", 1, 2**20, argument="features")]
+    epochs: Annotated[int, Setting("Epochs at most", 1, WHOLE)]
+    patience: Annotated[
+        int,
+        Setting(
+            "Stop after so many epochs, from the warmup's end on, without a better validation bound; 0: never", 0, WHOLE
+        ),
+    ]
+    warmup: Annotated[int, Setting("Epochs over which the weight of the KL term grows to 1", 0, WHOLE)]
+    batch_size: Annotated[int, Setting("Images per step, over all devices together", 1, WHOLE)]
+    learning_rate: Annotated[float, Setting("Step size of Adamax", 0, 1e37, between=True)]  # a float32, with room
+    architecture: Annotated[
+        str,
+        Setting(
+            "Dense layers, the convolutions of the paper's appendix or those of its released code",
+            choices=("mlp", "paper", "released"),
+        ),
+    ]
+    init: Annotated[
+        str,
+        Setting(
+            "Start at the Gaussian posterior, or with torch's default initialization",
+            choices=("identity", "torch"),
+            argument="init",
+        ),
+    ]
+    variance_bounds: Annotated[
+        tuple[float, float] | None, Setting("Clamp of the variance of z_0", argument="variance_bounds")
+    ] = None
+    nll_samples: Annotated[int, Setting("Importance samples per image of the final test; 0: none", 0, WHOLE)]
+    test: Annotated[
+        str,
+        Setting(
+            "When the test images are scored; without them, sylvester evaluate does it later",
+            choices=("end", "never"),
+        ),
+    ] = "end"
+    seed: Annotated[int, Setting("Everything random derives from it", 0, SEED)] = 0
+    data_dir: Annotated[Path | None, Setting("Folder of the dataset's files; nothing is downloaded then")] = None
+    devices: Annotated[int, Setting("Processes, one per device", 1, 1024)] = 1
+    precision: Annotated[
+        str,
+        Setting("Arithmetic outside the flow", choices=("32-true", "64-true", "bf16-mixed", "16-mixed")),
+    ] = "32-true"
+    compile: Annotated[
+        bool,
+        Setting("Compile the model's terms with torch.compile: about a minute once, then small models train faster"),
+    ] = False
 
-    @field_validator(*CHOICES)
+    @field_validator("*", mode="wrap")
     @classmethod
-    def _known(cls, value: str, info: Any) -> str:
-        return _one_of(info.field_name, value, CHOICES[info.field_name])
+    def _as_described(cls, value: Any, handler: ValidatorFunctionWrapHandler, info: Any) -> Any:
+        """One sentence for whatever is wrong with a value."""
+        name: str = info.field_name
+        setting, kind = SETTINGS[name], kind_of(name)
+        if setting.choices and value is not None:
+            return _one_of(name, value, setting.choices)
+        if isinstance(value, str) and kind is Path:  # TOML has neither paths nor tuples
+            value = Path(value)
+        if isinstance(value, list) and kind is tuple:
+            value = tuple(value)
+        try:
+            value = handler(value)
+        except ValidationError:
+            raise refused(name, value) from None
+        if value is not None and not setting.holds(value):
+            raise refused(name, value)
+        return value
 
     @field_validator("dataset")
     @classmethod
     def _named_or_file(cls, value: str) -> str:
-        if value.endswith(".npz"):
-            return str(Path(value).expanduser().absolute())  # the run may be resumed from another folder
-        return _one_of("dataset", value, DATASETS, "or a path that ends in .npz")
+        if not value.endswith(".npz"):
+            return _one_of("dataset", value, DATASETS, "or a path that ends in .npz")
+        # Absolute, because the run may be resumed from another folder.
+        return str(_absolute("dataset", Path(value)))
 
     @field_validator("data_dir")
     @classmethod
-    def _absolute(cls, value: Path | None) -> Path | None:
-        return None if value is None else value.expanduser().absolute()
+    def _folder(cls, value: Path | None) -> Path | None:
+        return None if value is None else _absolute("data_dir", value)
 
     @model_validator(mode="after")
     def _fits(self) -> Config:
@@ -151,65 +239,139 @@ class Config(BaseModel):
             raise ValueError(f"Expected rank to be at most latent = {self.latent}; got {self.rank}")
         if self.hidden is not None and self.hidden < self.latent:
             raise ValueError(f"Expected hidden to be at least latent = {self.latent}; got {self.hidden}")
-        if self.variance_bounds is not None and not 0 < self.variance_bounds[0] < self.variance_bounds[1]:
-            raise ValueError(f"Expected variance_bounds to be positive and increasing; got {self.variance_bounds}")
+        bounds = self.variance_bounds
+        if bounds is not None and not 0 < bounds[0] < bounds[1] < math.inf:
+            raise ValueError(f"Expected variance_bounds to be positive and increasing; got {bounds}")
         return self
+
+    def flow_arguments(self) -> dict[str, Any]:
+        """What the flow's class is to be called with, beyond the size of its context."""
+        values = {setting.argument: getattr(self, name) for name, setting in SETTINGS.items() if setting.argument}
+        return {argument: value for argument, value in values.items() if value is not None}
 
     def to_toml(self) -> str:
         return tomli_w.dumps(self.model_dump(mode="json", exclude_none=True))
 
 
+SETTINGS: dict[str, Setting] = {
+    name: next(item for item in field.metadata if isinstance(item, Setting))
+    for name, field in Config.model_fields.items()
+}
+FLOW_SETTINGS = {name: setting.flows for name, setting in SETTINGS.items() if setting.of_some_flows}
+
+
+def kind_of(name: str) -> type:
+    """The setting's type without ``None``: of a pair of numbers tuple, of one of several words str."""
+    annotation = Config.model_fields[name].annotation
+    kind = next((part for part in get_args(annotation) if part is not type(None)), annotation)
+    return kind if isinstance(kind, type) else str if SETTINGS[name].choices else tuple
+
+
+_KINDS = {
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    str: "a text",
+    Path: "a path",
+    tuple: "two numbers",
+}
+
+
+def refused(name: str, value: Any) -> ConfigError:
+    setting = SETTINGS[name]
+    return ConfigError(f"Expected {name} to be {_KINDS[kind_of(name)]}{setting.range()}; got {_short(value)}")
+
+
+def from_text(name: str, *words: str) -> Any:
+    """The value of a setting from the words of a flag."""
+    kind = kind_of(name)
+    try:
+        if kind is tuple:
+            return tuple(map(float, words))
+        (word,) = words
+        return whole(word) if kind is int else kind(word)
+    except ValueError:
+        raise refused(name, " ".join(words)) from None
+
+
+def whole(word: str) -> int:
+    """``int`` takes underscores, blanks and digits of every script; a flag does not."""
+    if not re.fullmatch(r"[+-]?[0-9]{1,100}", word):
+        raise ValueError(f"Expected a whole number; got {word!r}")
+    return int(word)
+
+
 def describe(name: str) -> str:
     """One line for ``--help``."""
-    description = Config.model_fields[name].description
-    return f"{description}: {', '.join(CHOICES[name])}." if name in CHOICES else f"{description}."
+    setting = SETTINGS[name]
+    choices = f": {', '.join(setting.choices)}" if setting.choices else ""
+    without = [flow for flow in FLOWS if flow not in setting.flows]
+    flows = ", ".join(setting.flows) if len(setting.flows) <= len(without) else f"all flows but {', '.join(without)}"
+    return f"{setting.help}{choices}{f' ({flows})' if setting.of_some_flows else ''}."
 
 
 def resolve(flags: Mapping[str, Any], file: Path | None = None) -> Config:
     """The run's settings from what the user said: flags over the file over the preset over the defaults."""
     given = {**(read_toml(file) if file is not None else {}), **flags}
     for key in given:
-        _one_of("a setting", key, Config.model_fields)
-    preset = _one_of("preset", given.get("preset", "quick"), PRESETS)
-    flow = given.get("flow", Config.model_fields["flow"].default)
-    values = PRESETS[preset] | EXCEPTIONS.get((preset, given.get("dataset", "")), {})
-    values = {key: value for key, value in values.items() if flow in FLOW_SETTINGS.get(key, (flow,))}
+        _one_of("a setting", key, SETTINGS)
+    preset, flow, dataset = (given.get(key, Config.model_fields[key].default) for key in ("preset", "flow", "dataset"))
+    values = dict(PRESETS[_one_of("preset", preset, PRESETS)])
+    if isinstance(dataset, str):
+        values |= EXCEPTIONS.get((preset, dataset), {})
+    values = {key: value for key, value in values.items() if flow in SETTINGS[key].flows}
     return parse(values | given)
 
 
 def parse(values: Mapping[str, Any]) -> Config:
     """Settings as they are, without a preset's; the first thing wrong is a sentence."""
+    for key in values:
+        _one_of("a setting", key, SETTINGS)
     try:
         return Config.model_validate(values)
     except ValidationError as error:
         first = error.errors()[0]
         if first["type"] == "value_error":  # already a sentence of the validators above
             raise ConfigError(str(first["ctx"]["error"])) from None
-        key = first["loc"][0] if first["loc"] else "settings"
-        reason = first["msg"][0].lower() + first["msg"][1:]
-        raise ConfigError(f"Expected a valid {key} ({reason}); got {first['input']!r}") from None
+        raise ConfigError(f"Expected a value of {first['loc'][0]}; got none") from None
 
 
 def read_toml(path: Path) -> dict[str, Any]:
     try:
-        with open(path, "rb") as file:
-            return tomllib.load(file)
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        with open_regular(path) as file:
+            content = file.read(_LARGEST_FILE + 1)
+        if len(content) > _LARGEST_FILE:
+            raise PathError(f"more than {_LARGEST_FILE:,} bytes")
+        return tomllib.loads(content.decode())
+    except (OSError, ValueError, RecursionError) as error:  # not only the parser's: a number of too many digits
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise ConfigError(f"Expected a TOML file at {path}; got: {reason}") from None
 
 
+def _absolute(name: str, path: Path) -> Path:
+    try:
+        return usable(path.expanduser().absolute())
+    except (PathError, RuntimeError) as error:  # or no home folder of that name
+        raise ConfigError(f"Expected {name} to be a path that can be used; got {error}") from None
+
+
+def _short(value: Any) -> str:
+    """A value for a sentence, however large it is."""
+    printer = reprlib.Repr()
+    printer.maxstring = printer.maxother = 100
+    return printer.repr(value)
+
+
 def _one_of(what: str, value: Any, choices: Collection[str], alternative: str = "") -> str:
-    if value in choices:
-        return str(value)
+    if isinstance(value, str) and value in choices:
+        return value
+    text = str(value)[:100]
 
     def likeness(choice: str) -> float:
         """Of the whole name or, as long ones are abbreviated, of its beginning."""
-        return max(
-            difflib.SequenceMatcher(None, str(value), part).ratio() for part in (choice, choice[: len(str(value))])
-        )
+        return max(difflib.SequenceMatcher(None, text, part).ratio() for part in (choice, choice[: len(text)]))
 
     near = max(choices, key=likeness)
     listing = f"{', '.join(choices)} {alternative}".strip()
     hint = f"; did you mean {near!r}?" if likeness(near) >= 0.5 else ""
-    raise ConfigError(f"Expected {what} to be one of {listing}; got {value!r}{hint}")
+    raise ConfigError(f"Expected {what} to be one of {listing}; got {_short(value)}{hint}")

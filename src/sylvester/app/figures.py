@@ -17,10 +17,13 @@ TILE = 56  # pixels: smaller images are enlarged by a whole factor to about this
 
 
 def contact_sheet(images: Tensor, path: Path, *, columns: int | None = None) -> None:
-    """Images (N, C, H, W) with values in [0, 1], C = 1 or 3, row by row with thin lines between them."""
-    count, channels, height, width = images.shape
-    if channels not in (1, 3):
-        raise ValueError(f"Expected images with 1 or 3 channels for a picture; got {channels}")
+    """Images (N, C, H, W) with values in [0, 1], row by row with thin lines between them.
+
+    Three channels are colours; of any other number each is grey, from left to right.
+    """
+    if images.shape[1] not in (1, 3):
+        images = torch.cat(images.split(1, dim=1), dim=3)
+    count, _, height, width = images.shape
     columns = columns or math.ceil(math.sqrt(count))
     rows, scale = math.ceil(count / columns), max(1, TILE // max(height, width))
     tiles = images.detach().float().clamp(0, 1).permute(0, 2, 3, 1).cpu().numpy()

@@ -2,89 +2,81 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.distributions import Distribution
+from torch import nn
 
 from sylvester import flows
+from sylvester.app import memory
 from sylvester.app.config import Config, ConfigError
-from sylvester.vae import VAE, GatedConvDecoder, GatedConvEncoder, MLPEncoder, likelihoods
-from sylvester.vae.convolutional import LEVELS
+from sylvester.names import Likelihood
+from sylvester.vae import VAE, GatedConvDecoder, GatedConvEncoder, MLPDecoder, MLPEncoder
 
 CONTEXT = 256  # outputs of the encoder
-
-# The library's names of the settings that only some flows have.
-ARGUMENTS = {
-    "transforms": "transforms",
-    "rank": "rank",
-    "reflections": "reflections",
-    "hidden": "hidden_features",
-}
+COPIES = 4  # of the weights in training: themselves, their gradient, and the optimizer's two averages
 
 
-def build(config: Config, shape: Sequence[int], likelihood: str) -> VAE:
+def build(config: Config, shape: Sequence[int], likelihood: Likelihood) -> VAE:
     """The VAE of a run for images of ``shape`` (C, H, W), its weights from torch's global generator."""
-    options: dict[str, Any] = {
-        argument: getattr(config, setting)
-        for setting, argument in ARGUMENTS.items()
-        if getattr(config, setting) is not None
-    }
     family: Callable[..., flows.Flow] = flows.FAMILIES[config.flow]
     try:
         encoder, decoder = parts(config, shape, likelihood)
-        flow = family(
-            config.latent,
-            CONTEXT,
-            init=config.init,
-            variance_bounds=config.variance_bounds,
-            **options,
-        )
+        vae = VAE(encoder, family(context=CONTEXT, **config.flow_arguments()), decoder)
     except ValueError as error:
         raise ConfigError(str(error)) from error
-    return VAE(encoder, flow, decoder)
+    vae.register_load_state_dict_pre_hook(_rename)
+    return vae
 
 
-def parts(config: Config, shape: Sequence[int], likelihood: Any) -> tuple[nn.Module, nn.Module]:
+def rehearse(config: Config, shape: Sequence[int], likelihood: Likelihood) -> dict[str, int]:
+    """The parameter counts of the run's model, or a `ConfigError` where this machine cannot train it."""
+    free = memory.available()
+    wanted = f"a model of latent = {config.latent} for images of {' x '.join(map(str, shape))}"
+    try:
+        with torch.random.fork_rng(devices=[]), memory.at_most(free // 2):
+            counts = parameter_counts(build(config, shape, likelihood))
+    except (MemoryError, RuntimeError) as error:
+        if not memory.exhausted(error):
+            raise
+        raise ConfigError(
+            f"Expected a model that fits into memory, of which {memory.readable(free)} are free; got {wanted}"
+        ) from None
+    size = 8 if config.precision == "64-true" else 4
+    needed = config.devices * COPIES * size * counts["total"]
+    if needed > free and not torch.cuda.is_available():
+        raise ConfigError(
+            f"Expected a model that can be trained with the {memory.readable(free)} of memory that are free; "
+            f"got {wanted}, which needs {memory.readable(needed)} for {counts['total']:,} parameters"
+        )
+    return counts
+
+
+def parts(config: Config, shape: Sequence[int], likelihood: Likelihood) -> tuple[nn.Module, nn.Module]:
     """Encoder and decoder: the paper's convolutions, or dense layers, which learn small images far sooner."""
     if config.architecture == "mlp":
-        encoder = nn.Sequential(nn.Flatten(), MLPEncoder(math.prod(shape), CONTEXT))
-        return encoder, DenseDecoder(shape, config.latent, likelihood=likelihood)
+        return MLPEncoder(shape, CONTEXT), MLPDecoder(shape, config.latent, likelihood=likelihood)
     architecture: Any = config.architecture
+    height, width = shape[1:]
+    if height % 4 or width % 4:
+        raise ConfigError(
+            f"Expected image sides that are multiples of 4 for convolutions; got {height} x {width}: "
+            f"pad the images to {height + -height % 4} x {width + -width % 4}, or take --architecture mlp"
+        )
     return (
         GatedConvEncoder(shape, CONTEXT, architecture=architecture),
         GatedConvDecoder(shape, config.latent, likelihood=likelihood),
     )
 
 
-class DenseDecoder(nn.Module):
-    """Latents z (*, ``features``) to a distribution over images, with fully connected layers."""
-
-    def __init__(self, shape: Sequence[int], features: int, *, likelihood: str, hidden: int = 256) -> None:
-        super().__init__()
-        self.shape, self.likelihood = tuple(shape), likelihood
-        # One number a pixel, or 256 logits of its levels.
-        self.outputs = (*self.shape, LEVELS) if likelihood == "categorical" else self.shape
-        self.layers = nn.Sequential(
-            nn.Linear(features, hidden),
-            nn.ELU(),
-            nn.Linear(hidden, hidden),
-            nn.ELU(),
-            nn.Linear(hidden, math.prod(self.outputs)),
+def _rename(vae: nn.Module, state: dict[str, Any], *_: object) -> None:
+    """Runs of format 0 have other names for the dense encoder's weights and the decoder's scale."""
+    for name in list(state):
+        new = name.replace("encoder.1.layers.", "encoder.layers.").replace(
+            "decoder.log_scale", "decoder.head.log_scale"
         )
-        if likelihood == "gaussian":
-            self.log_scale = nn.Parameter(torch.zeros(shape[0], 1, 1))
-
-    def forward(self, z: Tensor) -> Distribution:
-        x = self.layers(z).to(z.dtype).unflatten(-1, self.outputs)  # autocast may have lowered the precision
-        if self.likelihood == "categorical":
-            return likelihoods.PixelLevels(x)
-        if self.likelihood == "gaussian":
-            return likelihoods.gaussian(x, self.log_scale, 3)
-        return likelihoods.bernoulli(x, 3)
+        state[new] = state.pop(name)
 
 
 def parameter_counts(vae: VAE) -> dict[str, int]:

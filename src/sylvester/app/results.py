@@ -27,6 +27,16 @@ if TYPE_CHECKING:
 
 Counter = Callable[[int, int], object]
 
+SCORES = ("neg_elbo", "neg_elbo_std_error", "nll", "nll_mc_error", "nll_std_error")
+UNTESTED: dict[str, Any] = {
+    **dict.fromkeys(SCORES),
+    "bits_per_dim": None,
+    "nll_samples": 0,
+    "ess": None,
+    "khat_share": None,
+    "warning": None,
+}
+
 
 def evaluate(
     run: Run, data: Dataset, samples: int, *, seed: int = 0, progress: Counter | None = None
@@ -69,18 +79,12 @@ def evaluate(
 
 
 def bound(run: Run, data: Dataset) -> dict[str, Any]:
-    """The test −ELBO alone, from one sample an image; the figures of :func:`evaluate` without the NLL's."""
+    """The test −ELBO alone, from one sample per image; the figures of :func:`evaluate` without the NLL's."""
     fabric = Fabric(devices=1)
     vae = run.load_model(fabric.device)
-    scored = {
-        "neg_elbo": validate(fabric, vae, data.test, run.config)["neg_elbo"],
-        "neg_elbo_std_error": None,
-        "nll": None,
-        "nll_mc_error": None,
-        "nll_std_error": None,
-    }
-    absent = {"nll_samples": 0, "ess": None, "khat_share": None, "warning": None}
-    return scored | {"bits_per_dim": bits_per_dim(scored, data)} | absent
+    scored = {"neg_elbo": validate(fabric, vae, data.test, run.config)["neg_elbo"]}
+    absent = UNTESTED | scored
+    return absent | {"bits_per_dim": bits_per_dim({key: absent[key] for key in SCORES}, data)}
 
 
 def bits_per_dim(scored: Mapping[str, float | None], data: Dataset) -> dict[str, float | None] | None:
@@ -92,14 +96,22 @@ def bits_per_dim(scored: Mapping[str, float | None], data: Dataset) -> dict[str,
 
 
 def conclude(run: Run, data: Dataset, history: History, *, progress: Counter | None = None) -> dict[str, Any]:
-    """Test the best model of a trained run, draw its pictures, and finish the run with ``result.json``."""
+    """Test the best model of a trained run, draw its pictures, and finish the run with ``result.json``.
+
+    With ``test = "never"`` no test image is looked at, and the test's figures are None.
+    """
     config, started = run.config, time.perf_counter()
-    samples = config.nll_samples
-    tested = evaluate(run, data, samples, seed=config.seed, progress=progress) if samples else bound(run, data)
+    samples, shown = config.nll_samples, data.test
+    if config.test == "never":
+        tested, shown = UNTESTED, data.valid
+    elif samples:
+        tested = evaluate(run, data, samples, seed=config.seed, progress=progress)
+    else:
+        tested = bound(run, data)
     evaluation_seconds = time.perf_counter() - started
     vae = run.load_model()
     figures.samples(vae, run.path / "samples.png", 64, seed=config.seed)
-    figures.reconstructions(vae, data.test[:40], run.path / "reconstructions.png", seed=config.seed)
+    figures.reconstructions(vae, shown[:40], run.path / "reconstructions.png", seed=config.seed)
 
     best = best_epoch(history)
     train_seconds = sum(line["seconds"] for line in history)

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from sylvester.app.config import Config, parse, read_toml
+from sylvester.app.paths import PathError, destination
 
 if TYPE_CHECKING:
     import torch
@@ -36,6 +37,10 @@ class RunFailure(RuntimeError):
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
     """A file that takes the place of ``path``, durably, if the block succeeds; if not, nothing happened."""
+    try:
+        path = destination(path)
+    except PathError as error:
+        raise RunError(f"Expected a file to write; got {error}") from None
     temporary = path.with_name(f".{path.name}.tmp")
     try:
         with open(temporary, "wb") as file:

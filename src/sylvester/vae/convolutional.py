@@ -15,12 +15,11 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Distribution
 
-from sylvester.vae import likelihoods, spectral
+from sylvester.names import Likelihood
+from sylvester.vae import spectral
+from sylvester.vae.likelihoods import Head
 
 Architecture = Literal["paper", "released"]
-Likelihood = Literal["bernoulli", "categorical", "gaussian"]
-
-LEVELS = 256
 
 
 class Gated(nn.Module, ABC):
@@ -191,13 +190,9 @@ class GatedConvEncoder(nn.Module):
 class GatedConvDecoder(nn.Module):
     """Latents z (*, ``features``) to a distribution over images with batch shape (*) and event (C, H, W).
 
-    Six gated transposed convolutions, the mirror image of the encoder, then a head:
-
-    - ``"bernoulli"``: logits from a 1 x 1 convolution;
-    - ``"categorical"``: 256 logits for each pixel and channel, from a 5 x 5 convolution to 256·C channels and
-      a 1 x 1 convolution that mixes them (channels of one pixel are independent given z);
-    - ``"gaussian"``: the mean from a 1 x 1 convolution, and one learned scale per channel. A scale of its own
-      for each pixel would let the likelihood grow without bound on constant pixels.
+    Six gated transposed convolutions, the mirror image of the encoder, then the numbers that the likelihood's
+    `Head` asks for: one per pixel and channel from a 1 x 1 convolution, or the logits of 256 levels from a 5 x 5
+    convolution to 256·C channels and a 1 x 1 convolution that mixes them.
 
     z is decoded in one batch: feed it in pieces of about a hundred where memory or cache matters.
     """
@@ -205,16 +200,15 @@ class GatedConvDecoder(nn.Module):
     def __init__(self, shape: Sequence[int], features: int = 64, *, likelihood: Likelihood = "bernoulli") -> None:
         super().__init__()
         channels, (whole, half, quarter) = _sides(shape)
-        self.shape, self.features, self.likelihood = tuple(shape), features, likelihood
+        self.features = features
+        self.head = Head(shape, likelihood)
         upsample = {"padding": 2, "stride": 2, "output_padding": 1}
-        head: list[nn.Module]
-        if likelihood == "categorical":
-            width = LEVELS * channels
-            head = [SameConv(32, width, 5, whole), PointConv(width, width)]
-        elif likelihood in ("bernoulli", "gaussian"):
-            head = [PointConv(32, channels)]
-        else:
-            raise ValueError(f"Expected likelihood 'bernoulli', 'categorical' or 'gaussian'; got {likelihood!r}")
+        width = self.head.levels * channels
+        last = (
+            [PointConv(32, width)]
+            if self.head.levels == 1
+            else [SameConv(32, width, 5, whole), PointConv(width, width)]
+        )
         self.layers = nn.Sequential(
             GatedSpread(features, 64, quarter),
             GatedSame(nn.ConvTranspose2d, 64, 64, 5, quarter),
@@ -222,26 +216,19 @@ class GatedConvDecoder(nn.Module):
             GatedSame(nn.ConvTranspose2d, 32, 32, 5, half),
             GatedConv(nn.ConvTranspose2d, 32, 32, 5, **upsample),
             GatedSame(nn.ConvTranspose2d, 32, 32, 5, whole),
-            *head,
+            *last,
         )
-        if likelihood == "gaussian":
-            self.log_scale = nn.Parameter(torch.zeros(channels, 1, 1))
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # unknown to torch's stubs
 
     def forward(self, z: Tensor) -> Distribution:
         if z.shape[-1] != self.features:
             raise ValueError(f"Expected latents of shape (*, {self.features}); got {tuple(z.shape)}")
-        batch, (channels, height, width) = z.shape[:-1], self.shape
         # Autocast may have lowered the layers' precision; the likelihood keeps that of z.
         x = self.layers(z.reshape(-1, self.features, 1, 1)).to(z.dtype)
-        if self.likelihood == "categorical":
+        if self.head.levels > 1:
             # In channels-last memory the levels of a pixel lie side by side: only the view changes.
-            x = x.permute(0, 2, 3, 1).unflatten(-1, (channels, LEVELS)).permute(0, 3, 1, 2, 4)
-            return likelihoods.PixelLevels(x.reshape(*batch, channels, height, width, LEVELS))
-        x = x.reshape(*batch, channels, height, width)
-        if self.likelihood == "gaussian":
-            return likelihoods.gaussian(x, self.log_scale, 3)
-        return likelihoods.bernoulli(x, 3)
+            x = x.permute(0, 2, 3, 1).unflatten(-1, (-1, self.head.levels)).permute(0, 3, 1, 2, 4)
+        return self.head(x.reshape(*z.shape[:-1], *self.head.outputs))
 
 
 def _sides(shape: Sequence[int]) -> tuple[int, tuple[tuple[int, int], ...]]:

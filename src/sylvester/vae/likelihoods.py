@@ -1,12 +1,50 @@
-"""Distributions over x that decoders return, all with the whole of x as one event."""
+"""Distributions over x that decoders return, all with the whole of x as one event.
+
+A decoder ends in a :class:`Head`, which says how many numbers it needs for each element of x and makes a
+distribution of them.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributions import Bernoulli, Distribution, Independent, Normal, constraints
+
+from sylvester.names import LIKELIHOODS, Likelihood
+
+LEVELS = 256
+
+
+class Head(nn.Module):
+    """What a decoder computed, ``(*, *outputs)``, to a distribution over x with event ``shape``.
+
+    - ``"bernoulli"``: one logit for each element;
+    - ``"categorical"``: 256 logits of the levels of each pixel and channel, which are independent given z;
+    - ``"gaussian"``: the mean of each element, and one learned scale per channel, or per feature of a vector. A
+      scale of its own for each pixel would let the likelihood grow without bound on constant pixels.
+    """
+
+    def __init__(self, shape: Sequence[int], likelihood: Likelihood) -> None:
+        super().__init__()
+        if likelihood not in LIKELIHOODS:
+            raise ValueError(f"Expected likelihood to be one of {', '.join(LIKELIHOODS)}; got {likelihood!r}")
+        if likelihood == "categorical" and len(shape) != 3:
+            raise ValueError(f"Expected images (C, H, W) with likelihood 'categorical'; got the shape {tuple(shape)}")
+        self.shape, self.likelihood = tuple(shape), likelihood
+        self.levels = LEVELS if likelihood == "categorical" else 1
+        self.outputs = (*self.shape, LEVELS) if likelihood == "categorical" else self.shape
+        if likelihood == "gaussian":
+            self.log_scale = nn.Parameter(torch.zeros(shape[0], *(1 for _ in shape[1:])))
+
+    def forward(self, x: Tensor) -> Distribution:
+        if self.likelihood == "categorical":
+            return PixelLevels(x)
+        if self.likelihood == "gaussian":
+            return gaussian(x, self.log_scale, len(self.shape))
+        return bernoulli(x, len(self.shape))
 
 
 def bernoulli(logits: Tensor, event_dims: int) -> Independent:

@@ -1,58 +1,62 @@
-"""Encoder and decoder for vectors: fully connected layers with ELU between them."""
+"""Encoder and decoder for vectors and small images: fully connected layers with ELU between them."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Literal
 
-import torch
 from torch import Tensor, nn
 from torch.distributions import Distribution
 
-from sylvester.vae import likelihoods
+from sylvester.names import Likelihood
+from sylvester.vae.likelihoods import Head
 
 
 class MLPEncoder(nn.Module):
-    """Vectors (B, ``in_features``) to contexts (B, ``context``)."""
+    """x (*, *``shape``) to contexts (*, ``context``); a number as the shape means vectors of so many features."""
 
-    def __init__(self, in_features: int, context: int = 256, *, hidden_features: Sequence[int] = (256,)) -> None:
+    def __init__(
+        self, shape: int | Sequence[int], context: int = 256, *, hidden_features: Sequence[int] = (256,)
+    ) -> None:
         super().__init__()
-        self.context = context
+        self.shape, self.context = _shape(shape), context
         # The context is itself a hidden layer: the flow's hypernetwork is linear in it.
-        self.layers = nn.Sequential(*_layers([in_features, *hidden_features, context]), nn.ELU())
+        self.layers = nn.Sequential(*_layers([math.prod(self.shape), *hidden_features, context]), nn.ELU())
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.layers(x)
+        axes = len(self.shape)
+        if x.shape[-axes:] != self.shape:
+            raise ValueError(f"Expected x of shape (*, {', '.join(map(str, self.shape))}); got {tuple(x.shape)}")
+        return self.layers(x.flatten(-axes))
 
 
 class MLPDecoder(nn.Module):
-    """Latents z (*, ``features``) to a distribution over vectors with event (``out_features``,).
-
-    ``"gaussian"``: the mean and one learned scale per feature. ``"bernoulli"``: logits.
-    """
+    """Latents z (*, ``features``) to a distribution over x with event ``shape``, as `likelihoods.Head` makes it."""
 
     def __init__(
         self,
-        out_features: int,
+        shape: int | Sequence[int],
         features: int,
         *,
         hidden_features: Sequence[int] = (256, 256),
-        likelihood: Literal["bernoulli", "gaussian"] = "gaussian",
+        likelihood: Likelihood = "gaussian",
     ) -> None:
         super().__init__()
-        if likelihood not in ("bernoulli", "gaussian"):
-            raise ValueError(f"Expected likelihood 'bernoulli' or 'gaussian'; got {likelihood!r}")
-        self.features, self.likelihood = features, likelihood
-        self.layers = nn.Sequential(*_layers([features, *hidden_features, out_features]))
-        if likelihood == "gaussian":
-            self.log_scale = nn.Parameter(torch.zeros(out_features))
+        self.features = features
+        self.head = Head(_shape(shape), likelihood)
+        self.layers = nn.Sequential(*_layers([features, *hidden_features, math.prod(self.head.outputs)]))
 
     def forward(self, z: Tensor) -> Distribution:
-        x = self.layers(z).to(z.dtype)
-        if self.likelihood == "gaussian":
-            return likelihoods.gaussian(x, self.log_scale, 1)
-        return likelihoods.bernoulli(x, 1)
+        # Autocast may have lowered the layers' precision; the likelihood keeps that of z.
+        return self.head(self.layers(z).to(z.dtype).unflatten(-1, self.head.outputs))
+
+
+def _shape(shape: int | Sequence[int]) -> tuple[int, ...]:
+    sizes = (shape,) if isinstance(shape, int) else tuple(shape)
+    if not sizes or min(sizes) < 1:
+        raise ValueError(f"Expected a shape of positive sizes; got {shape}")
+    return sizes
 
 
 def _layers(sizes: Sequence[int]) -> list[nn.Module]:

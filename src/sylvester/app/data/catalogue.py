@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from sylvester.app.data import readers
-from sylvester.app.data.dataset import Likelihood
+from sylvester.names import Likelihood
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,11 @@ class Entry:
     licence: str
     attribution: str
     dynamic: bool = False
+
+    @property
+    def largest_file(self) -> int:
+        """Bytes that no file of the dataset exceeds: all its pixels as float64, and room for labels."""
+        return 8 * sum(self.splits) * math.prod(self.image) + 2**24
 
 
 _MNIST = "http://www.cs.toronto.edu/~larocheh/public/datasets/binarized_mnist/binarized_mnist_{}.amat"

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 from torch import Tensor
 
-Likelihood = Literal["bernoulli", "categorical", "gaussian"]
+from sylvester.names import Likelihood
+
 SPLITS = ("train", "valid", "test")
 
 

@@ -16,6 +16,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 
 from sylvester.app.data.catalogue import File
 from sylvester.app.data.dataset import DataError
+from sylvester.app.paths import PathError, open_regular
 
 ENVIRONMENT = "SYLVESTER_DATA"
 _OWN_FOLDER = f"a folder named by --data-dir or {ENVIRONMENT}"
@@ -30,17 +31,19 @@ class Content:
     sha256: str
 
     @classmethod
-    def read(cls, path: Path) -> Content:
-        if path.is_dir():
-            raise DataError(f"Expected a file at {path}; got a folder.")
+    def read(cls, path: Path, limit: int) -> Content:
+        """At most ``limit`` bytes: a few megabytes of gzip can be gigabytes of plain content."""
         try:
-            data = path.read_bytes()
-            if path.suffix == ".gz":
-                data = gzip.decompress(data)
+            with open_regular(path) as file:
+                data = (gzip.GzipFile(fileobj=file) if path.suffix == ".gz" else file).read(limit + 1)
+        except PathError as error:
+            raise DataError(f"Expected a file at {path}; got {error}.") from error
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
             raise DataError(f"Expected a gzipped file at {path}; got a damaged or truncated one ({error}).") from error
         except OSError as error:
             raise DataError(f"Expected a readable file at {path}; got the error {error.strerror or error}.") from error
+        if len(data) > limit:
+            raise DataError(f"Expected at most {limit:,} bytes in {path}, plain; got more: it is another file.")
         return cls(path, data, hashlib.sha256(data).hexdigest())
 
     def checksum_like(self, expected: str) -> str:
@@ -72,13 +75,13 @@ def find(file: File, folder: Path) -> Path | None:
     return next((path for path in candidates if path.exists()), None)
 
 
-def read(file: File, folder: Path) -> Content:
+def read(file: File, folder: Path, limit: int) -> Content:
     """A file that must lie in the folder already; not checked yet."""
     path = find(file, folder)
     if path is None:
         how = f"download it from {file.url}" if file.url else "copy it"
         raise DataError(f"Expected {file.name}, plain or .gz, in {folder}; found neither: {how} into that folder.")
-    return Content.read(path)
+    return Content.read(path, limit)
 
 
 def verify(file: File, content: Content) -> Content:
@@ -92,15 +95,15 @@ def verify(file: File, content: Content) -> Content:
     return content
 
 
-def read_or_download(file: File, *, progress: bool) -> Content:
+def read_or_download(file: File, limit: int, *, progress: bool) -> Content:
     """A file of the cache, downloaded first where it is missing or damaged."""
     folder = cache_folder()
     try:
-        return verify(file, read(file, folder))
+        return verify(file, read(file, folder, limit))
     except DataError:  # missing, unreadable or altered
         if file.url is None:
             raise
-    return Content.read(_download(file, file.url, folder, progress=progress))
+    return Content.read(_download(file, file.url, folder, progress=progress), limit)
 
 
 def _download(file: File, url: str, folder: Path, *, progress: bool) -> Path:

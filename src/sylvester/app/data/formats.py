@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import io
+import math
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import IO, BinaryIO
 
 import numpy as np
 import scipy.io
@@ -38,12 +43,60 @@ def mat(data: bytes, *names: str) -> list[NDArray]:
     return [content[name] for name in names]
 
 
-def npz(data: bytes) -> dict[str, NDArray]:
-    """All arrays of a NumPy archive, without executing pickled objects."""
-    try:
-        return dict(np.lib.npyio.NpzFile(io.BytesIO(data), allow_pickle=False))
-    except Exception as error:  # zip, zlib and NumPy raise whatever the damage leads them to
-        raise DataError(f"Expected an .npz archive of plain arrays; got something else ({error}).") from error
+class Archive:
+    """A NumPy archive, of which arrays are read one by one, without executing pickled objects.
+
+    What an array will take is known from its header and compared with what the archive holds before it is read.
+    """
+
+    def __init__(self, file: BinaryIO) -> None:
+        try:
+            self._zip = zipfile.ZipFile(file)
+        except Exception as error:  # zip raises whatever the damage leads it to
+            raise DataError(f"Expected an .npz archive of plain arrays; got something else ({error}).") from error
+
+    def __contains__(self, name: object) -> bool:
+        return f"{name}.npy" in self._zip.NameToInfo
+
+    @property
+    def names(self) -> list[str]:
+        return sorted(name.removesuffix(".npy") for name in self._zip.NameToInfo)
+
+    def header(self, name: str) -> tuple[tuple[int, ...], np.dtype]:
+        """Shape and dtype of an array that is whole, as far as sizes tell."""
+        with self._reading(name) as member:
+            return self._header(name, member)
+
+    def array(self, name: str) -> NDArray:
+        with self._reading(name) as member:
+            self._header(name, member)
+        with self._reading(name) as member:
+            found = np.lib.format.read_array(member, allow_pickle=False)
+            member.read(1)  # the archive's own checksum is compared at the end
+        return found
+
+    @contextmanager
+    def _reading(self, name: str) -> Iterator[IO[bytes]]:
+        try:
+            with self._zip.open(f"{name}.npy") as member:
+                yield member
+        except DataError:
+            raise
+        except Exception as error:  # zip, zlib and NumPy raise whatever the damage leads them to
+            raise DataError(f"Expected {name} to be a plain array; got something else ({error}).") from error
+
+    def _header(self, name: str, member: IO[bytes]) -> tuple[tuple[int, ...], np.dtype]:
+        version = np.lib.format.read_magic(member)
+        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        shape, _, dtype = read(member)
+        if dtype.hasobject:
+            raise DataError(f"Expected {name} to be a plain array; got Python objects.")
+        declared, held = math.prod(shape) * dtype.itemsize, self._zip.NameToInfo[f"{name}.npy"].file_size
+        if min(shape, default=0) < 0 or member.tell() + declared != held:
+            raise DataError(
+                f"Expected {name} of shape {shape} to fill {declared:,} bytes; got {held:,} with its header."
+            )
+        return shape, dtype
 
 
 def images(rows: NDArray, image: tuple[int, int, int], *, column_major: bool = False) -> NDArray:

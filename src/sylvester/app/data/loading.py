@@ -13,8 +13,10 @@ import torch
 
 from sylvester.app.data import files
 from sylvester.app.data.catalogue import CATALOGUE, Entry, Variant
-from sylvester.app.data.custom import load_npz
+from sylvester.app.data.custom import load_npz, with_likelihood
 from sylvester.app.data.dataset import SPLITS, DataError, Dataset
+from sylvester.app.paths import PathError, usable
+from sylvester.names import Likelihood
 
 Name = str | os.PathLike[str] | Entry
 Folder = str | os.PathLike[str] | None
@@ -55,28 +57,37 @@ class Listing:
     present: bool  # the files are here; `check` says whether they are whole
 
 
-def load(name: Name, *, data_dir: Folder = None, seed: int = 0, progress: bool = False) -> Dataset:
+def load(
+    name: Name,
+    *,
+    data_dir: Folder = None,
+    seed: int = 0,
+    likelihood: Likelihood | None = None,
+    progress: bool = False,
+) -> Dataset:
     """A dataset of the catalogue by name, or a user's own images by the path of an ``.npz`` archive.
 
     Files are taken from ``data_dir``, or else from the folder that ``SYLVESTER_DATA`` names, and nothing is
     downloaded; with neither they are downloaded once into the user's cache folder. All are checked. The
     seed decides what a dataset leaves open: the split of Frey Faces, the validation images of Omniglot and
-    the binarization of its validation and test images. An `Entry` of one's own loads like the catalogue's.
+    the binarization of its validation and test images, the validation images of an archive without any.
+    ``likelihood`` replaces the dataset's own. An `Entry` of one's own loads like the catalogue's.
     """
     if not 0 <= seed < 2**32:
         raise DataError(f"Expected a seed from 0 to 2³² − 1; got {seed}.")
     entry = _resolve(name)
     if isinstance(entry, Path):
-        return load_npz(entry, seed=seed)
+        return load_npz(entry, seed=seed, likelihood=likelihood)
     place = _place(entry, data_dir)
-    return _dataset(entry, place, place.read(progress=progress), seed)
+    dataset = _dataset(entry, place, place.read(entry.largest_file, progress=progress), seed)
+    return dataset if likelihood is None else with_likelihood(dataset, likelihood)
 
 
 def fetch(name: Name, *, data_dir: Folder = None, progress: bool = False) -> Report:
     """Make sure that a dataset's files are here and whole, downloading where `load` would."""
     entry = _resolve(name)
     if isinstance(entry, Entry):
-        _place(entry, data_dir).read(progress=progress)
+        _place(entry, data_dir).read(entry.largest_file, progress=progress)
     report = check(entry, data_dir=data_dir)
     if report.problem is not None:
         raise DataError(report.problem)
@@ -93,7 +104,7 @@ def check(name: Name, *, data_dir: Folder = None) -> Report:
     for file in place.variant.files:
         path, got = files.find(file, place.folder), None
         try:
-            content = files.read(file, place.folder)
+            content = files.read(file, place.folder, entry.largest_file)
             got = content.checksum_like(file.checksum)
             contents.append(files.verify(file, content))
         except DataError as error:
@@ -144,10 +155,10 @@ class _Place:
     def source(self) -> str:
         return self.variant.source or ("download" if self.cache else "files")
 
-    def read(self, *, progress: bool) -> list[files.Content]:
+    def read(self, limit: int, *, progress: bool) -> list[files.Content]:
         if self.cache:
-            return [files.read_or_download(file, progress=progress) for file in self.variant.files]
-        return [files.verify(file, files.read(file, self.folder)) for file in self.variant.files]
+            return [files.read_or_download(file, limit, progress=progress) for file in self.variant.files]
+        return [files.verify(file, files.read(file, self.folder, limit)) for file in self.variant.files]
 
 
 def _place(entry: Entry, data_dir: Folder) -> _Place:
@@ -170,9 +181,12 @@ def _place(entry: Entry, data_dir: Folder) -> _Place:
 def _resolve(name: Name) -> Entry | Path:
     if isinstance(name, Entry):
         return name
-    path = Path(name).expanduser()
     if str(name) in CATALOGUE:
         return CATALOGUE[str(name)]
+    try:
+        path = usable(Path(name).expanduser())
+    except (PathError, RuntimeError) as error:  # or no home folder of that name
+        raise DataError(f"Expected the name of a dataset or a path that can be used; got {error}.") from None
     if path.suffix == ".npz" or path.exists():
         return path
     near = difflib.get_close_matches(str(name), CATALOGUE, n=1)

@@ -7,6 +7,7 @@ the same on every platform and version, and the shuffle of Frey Faces is the one
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -25,7 +26,9 @@ _DIGITS_SEED = 0  # the digits' binarization and split are part of the dataset, 
 
 
 def digits(entry: Entry, contents: Sequence[bytes], seed: int) -> Splits:
-    pixels = formats.npz(contents[0])["images"]  # (N, 8, 8), counts 0..16 of dark points in 4 x 4 blocks
+    pixels = formats.Archive(io.BytesIO(contents[0])).array(
+        "images"
+    )  # (N, 8, 8), counts 0..16 of dark points in 4 x 4 blocks
     random = np.random.RandomState(_DIGITS_SEED)
     return _shuffled(binarize(pixels[:, None] / 16, random), entry.splits, random)
 
@@ -65,7 +68,7 @@ def binarize(grey: NDArray, random: np.random.RandomState) -> NDArray[np.float32
 
 def _grey(pixels: NDArray) -> NDArray[np.float32]:
     """Bytes count 255ths; floats are grey levels already."""
-    return pixels / np.float32(255) if pixels.dtype == np.uint8 else pixels.astype(np.float32)
+    return pixels.astype(np.float32) / np.float32(255 if pixels.dtype == np.uint8 else 1)
 
 
 def _shuffled(x: NDArray, counts: Sequence[int], random: np.random.RandomState) -> list[NDArray]:

@@ -1,0 +1,64 @@
+"""Paths that users name: what may be read, what may be written, and what no path can be."""
+
+from __future__ import annotations
+
+import os
+import stat
+from io import BufferedReader
+from pathlib import Path
+
+_KINDS = {
+    stat.S_IFDIR: "a folder",
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFSOCK: "a socket",
+}
+
+
+class PathError(ValueError):
+    """Why a path cannot be used; the message completes a sentence that ends in "got"."""
+
+
+def usable(path: Path) -> Path:
+    """The path, unless it could not be written into the run's settings and printed."""
+    text = str(path)
+    if "\0" in text:
+        raise PathError(f"{text!r}, with a NUL character")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise PathError(f"{text!r}, which is not UTF-8") from None
+    return path
+
+
+def open_regular(path: Path) -> BufferedReader:
+    """The regular file at ``path`` for reading. Nothing else is waited for: opening a pipe could take for ever."""
+    if "\0" in str(path):
+        raise PathError("a path with a NUL character")
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    try:
+        _require_regular(os.fstat(descriptor).st_mode)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return os.fdopen(descriptor, "rb")
+
+
+def destination(path: Path) -> Path:
+    """Where a file written to ``path`` goes, links followed; a device, a pipe or a folder is not replaced by one."""
+    usable(path)
+    real = Path(os.path.realpath(path))
+    try:
+        _require_regular(real.stat().st_mode)
+    except FileNotFoundError:
+        if not real.parent.is_dir():
+            raise PathError(f"{path} in {real.parent}, which is no folder") from None
+    except PathError as error:
+        raise PathError(f"{path}, {error}") from None
+    return real
+
+
+def _require_regular(mode: int) -> None:
+    if not stat.S_ISREG(mode):
+        raise PathError(_KINDS.get(stat.S_IFMT(mode), "something else than a file"))
