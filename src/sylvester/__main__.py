@@ -6,6 +6,18 @@ import sys
 
 
 def main() -> None:
+    from sylvester.app.processes import Terminated, handle_signals
+
+    handle_signals()
+    try:
+        _run()
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except Terminated:
+        sys.exit(143)
+
+
+def _run() -> None:
     try:
         from sylvester.app.cli import main as run
     except ModuleNotFoundError as error:

@@ -22,7 +22,8 @@ from rich.table import Table
 
 from sylvester import __version__
 from sylvester.app.config import Config, ConfigError, describe, resolve
-from sylvester.app.runs import Run, RunError, RunFailure
+from sylvester.app.processes import Terminated
+from sylvester.app.runs import DamagedRun, Run, RunError, RunFailure
 
 if TYPE_CHECKING:
     from sylvester.app import training
@@ -81,8 +82,8 @@ def train(
     """
     given = {field.name: getattr(flags, field.name) for field in fields(flags)} if flags is not None else {}
     settings = resolve({key: value for key, value in given.items() if value is not None}, config)
-    path = _next_folder(settings) if out is None else out
-    Run.require_free(path)
+    if out is not None:
+        Run.require_free(out)
     data = _load(settings, quiet=quiet)
 
     from sylvester.app import models
@@ -92,7 +93,9 @@ def train(
     if not quiet:
         parts = ", ".join(f"{name} {count:,}" for name, count in counts.items() if name != "total")
         messages.print(f"{settings.flow} on {data.name}: {counts['total']:,} parameters ({parts})")
-    _complete(Run.create(path, settings), data, quiet=quiet, json=json)
+    stem = f"{Path(settings.dataset).stem}-{settings.flow}"
+    run = Run.create_next(Path("runs"), stem, settings) if out is None else Run.create(out, settings)
+    _complete(run, data, quiet=quiet, json=json)
 
 
 @app.command
@@ -102,7 +105,15 @@ def resume(run: Path, *, data_dir: DataDir = None, quiet: Quiet = False, json: J
     result = opened.result
     if result is None:
         _complete(opened, _load(opened.config, data_dir, quiet=quiet), quiet=quiet, json=json)
-    elif json:
+        return
+    try:
+        opened.verify()
+    except DamagedRun:
+        with opened.locked():
+            for note in opened.repair():
+                messages.print(note)
+        opened.verify()  # names what could not be repaired
+    if json:
         _print_json(result)
     else:
         print(f"{run} is finished: {_achieved(result)}.")
@@ -129,7 +140,7 @@ def evaluate(
 
     again = f"sylvester evaluate {run} --samples {samples} --seed {seed}"
     with _interruptible(again), _counter("evaluating", quiet) as progress:
-        figures = results.evaluate(opened, data, samples, seed=seed, progress=progress)
+        figures = results.evaluate(opened, data, samples, seed=seed, progress=progress, notify=messages.print)
     if json:
         _print_json(figures)
     else:
@@ -157,7 +168,7 @@ def sample(
 
     from sylvester.app import figures
 
-    figures.samples(opened.load_model(), target, number, seed=seed)
+    figures.samples(opened.model(), target, number, seed=seed)
     print(target)
 
 
@@ -249,8 +260,6 @@ def main() -> None:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         advice = "; free some space, then resume the run" if full else ""
         _fail(f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}{advice}", 1)
-    except KeyboardInterrupt:
-        sys.exit(130)
 
 
 def _fail(reason: object, code: int) -> None:
@@ -262,10 +271,11 @@ def _complete(run: Run, data: Dataset, *, quiet: bool, json: bool) -> None:
     """Train, evaluate and draw what the run still lacks, and say what came of it."""
     from sylvester.app import results, training
 
-    with run.locked(), _interruptible(f"sylvester resume {run.path}"):
-        history = training.train(run, data, reporting=TrainingBar(run.config.epochs, quiet))
+    with run.locked() as lock, _interruptible(f"sylvester resume {run.path}"):
+        bar = TrainingBar(run.config.epochs, quiet)
+        history = training.train(run, data, lock=lock, reporting=bar, notify=messages.print)
         with _counter("evaluating", quiet) as progress:
-            result = results.conclude(run, data, history, progress=progress)
+            result = results.conclude(run, data, history, progress=progress, notify=messages.print)
     if json:
         return _print_json(result)
     if result["warning"] and not quiet:
@@ -304,7 +314,7 @@ def _number(value: float | None) -> str:
 
 
 class TrainingBar:
-    """Live figures of training. The display starts where it is entered, which may be another process."""
+    """Live figures of training."""
 
     def __init__(self, epochs: int, quiet: bool) -> None:
         self.epochs, self.quiet = epochs, quiet
@@ -357,7 +367,7 @@ def _counter(what: str, quiet: bool) -> Iterator[Callable[..., None]]:
 def _interruptible(command: str) -> Iterator[None]:
     try:
         yield
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, Terminated):
         messages.print(f"Interrupted; {command} continues where it stopped.")
         raise
 
@@ -378,14 +388,6 @@ def _load(config: Config, data_dir: Path | None = None, *, quiet: bool) -> Datas
 
     with _data_errors():
         return load(config.dataset, data_dir=data_dir or config.data_dir, seed=config.seed, progress=not quiet)
-
-
-def _next_folder(config: Config) -> Path:
-    stem = f"{Path(config.dataset).stem}-{config.flow}"
-    number = 1
-    while (path := Path("runs") / f"{stem}-{number}").exists():
-        number += 1
-    return path
 
 
 def _print_json(value: Any) -> None:
