@@ -6,15 +6,14 @@ import sys
 
 
 def main() -> None:
-    from sylvester.app.processes import Terminated, handle_signals
+    from sylvester.app.processes import Terminated, handle_signals, ignore_signals
 
     handle_signals()
     try:
         _run()
-    except KeyboardInterrupt:
-        sys.exit(130)
-    except Terminated:
-        sys.exit(143)
+    except (KeyboardInterrupt, Terminated) as end:
+        ignore_signals()  # a second Ctrl-C must not fall into the interpreter's own end
+        sys.exit(130 if isinstance(end, KeyboardInterrupt) else 143)
 
 
 def _run() -> None:

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import sys
+import textwrap
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -16,7 +17,7 @@ import pytest
 import torch
 from safetensors.torch import save
 
-from sylvester.app import cli, data, results, training
+from sylvester.app import cli, data, results, runs, training
 from sylvester.app.checksums import signed, verified
 from sylvester.app.config import Config, ConfigError, resolve
 from sylvester.app.runs import DamagedRun, Run, RunError, RunFailure
@@ -280,6 +281,14 @@ def test_the_figures_of_each_image_make_those_of_the_result(stages: Path) -> Non
     assert -scores["elbo"].mean() == pytest.approx(result["neg_elbo"], rel=1e-12)
     error = scores["log_px"].std(ddof=1) / np.sqrt(len(scores["log_px"]))
     assert error == pytest.approx(result["nll_std_error"], rel=1e-12)
+
+
+def test_the_latents_of_the_test_set_are_three_lines(stages: Path) -> None:
+    lines = textwrap.dedent((runs.__doc__ or "").split("From Python::\n")[1])
+    space: dict[str, Any] = {}
+    exec(lines.replace("runs/digits-triangular-sylvester-1", str(stages / FINISHED)), space)
+    assert space["z"].shape == (11, 2)
+    assert space["z"].isfinite().all()
 
 
 def test_a_later_format_is_a_sentence(stages: Path, tmp_path: Path) -> None:

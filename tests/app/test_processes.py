@@ -256,7 +256,7 @@ def test_four_at_once_find_a_folder_each(flags: Callable[..., list[str]], tmp_pa
         for _ in range(4)
     ]
     for process in started:
-        _, errors = process.communicate()
+        errors = process.communicate()[1]
         assert process.returncode == 0, errors
     made = sorted(path.name for path in (tmp_path / "runs").iterdir())
     assert made == [f"halves-triangular-sylvester-{number}" for number in (1, 2, 3, 4)]

@@ -22,7 +22,7 @@ from sylvester.app import figures, models
 from sylvester.app.checksums import about_tensors, fingerprint, sealed, sealed_tensors
 from sylvester.app.config import FLOW_SETTINGS, Config
 from sylvester.app.partials import Partial
-from sylvester.app.runs import Run, RunFailure, replacing, write_json
+from sylvester.app.runs import Run, RunError, RunFailure, replacing, write_json
 from sylvester.app.training import History, best_epoch, validate
 from sylvester.evaluation import Estimate, log_likelihood
 
@@ -55,12 +55,9 @@ def evaluate(
     them those of each image. ``notify`` is told of damage that was made good.
     """
     run.require_data(data)
-    name = f"evaluation-{samples}-seed{seed}"
-    model = run.about_model()["checksum"]
-    settings = run.config.model_dump(mode="json", exclude={"data_dir"})
-    key = fingerprint(settings, model, data.sha256, samples, seed)
+    name, model = _name(samples, seed), run.about_model()["checksum"]
     with run.locked(name):
-        estimate, checksum = _estimate(run, data, samples, seed, name, key, progress, notify)
+        estimate, checksum = _estimate(run, data, samples, seed, model, progress, notify)
     summary = estimate.summary()
     if summary["log_px"] is None or summary["elbo"] is None:
         raise RunFailure(f"The model in {run.path} gives some test images no finite likelihood")
@@ -85,23 +82,36 @@ def evaluate(
     return result
 
 
+def _name(samples: int, seed: int) -> str:
+    return f"evaluation-{samples}-seed{seed}"
+
+
 def _estimate(
     run: Run,
     data: Dataset,
     samples: int,
     seed: int,
-    name: str,
-    key: str,
+    model: str,
     progress: Counter,
     notify: Callable[[str], object],
 ) -> tuple[Estimate, str]:
-    """What the evaluation of ``key`` found for each image, from its file, which is made if need be; its checksum."""
+    """What the evaluation found for each image, from its file, which is made if need be; and that file's checksum.
+
+    ``model`` is the checksum of the run's best model.
+    """
+    name = _name(samples, seed)
+    settings = run.config.model_dump(mode="json", exclude={"data_dir"})
+    key = fingerprint(settings, model, data.sha256, samples, seed)
     file = run.path / f"{name}.safetensors"
     if not file.is_file() or _read(run, file)[0]["key"] != key:  # training may since have found a better model
         partial = Partial(run.path / f"{name}-{key}.partial", key)
         if partial.damaged:
             notify(f"{partial.path} was damaged; from image {len(partial.rows) + 1} on it is made again.")
         vae = run.model(Fabric(devices=1).device)
+        if run.about_model()["checksum"] != model:
+            raise RunError(
+                f"Expected a model that stays the same; got {run.path}, whose training found a better one: evaluate again"
+            )
         size = max(1, PART // samples)  # parts begin at its multiples wherever a kill came: the figures stay the same
         while (first := len(partial.rows)) < len(data.test):
             part = data.test[first : first + size]

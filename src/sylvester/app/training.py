@@ -129,14 +129,14 @@ def launch(
     What the first one sends goes to ``receive``, in this process. Each holds the descriptor of the ``lock``.
     """
     if config.devices == 1:
-        return make_fabric(config).launch(function, receive)
+        return make_fabric(config).launch(function, receive)  # type: ignore[arg-type]
     member = partial(_member, config, LightningEnvironment().main_port, function)
     return processes.together(member, config.devices, receive=receive, hold=[] if lock is None else [lock])
 
 
 def _member(config: Config, port: int, function: Callable[[Fabric, Send], Any], rank: int, send: Send) -> Any:
     os.environ.update(LOCAL_RANK=str(rank), NODE_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    return make_fabric(config).launch(function, send)
+    return make_fabric(config).launch(function, send)  # type: ignore[arg-type]
 
 
 def train(
