@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from contextlib import suppress
 
 
 def main() -> None:
-    from sylvester.app.processes import Terminated, handle_signals, ignore_signals
+    from sylvester.app.processes import Terminated, handle_signals
 
     handle_signals()
     try:
         _run()
     except (KeyboardInterrupt, Terminated) as end:
-        ignore_signals()  # a second Ctrl-C must not fall into the interpreter's own end
-        sys.exit(130 if isinstance(end, KeyboardInterrupt) else 143)
+        with suppress(OSError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        # At once: a second Ctrl-C would fall into the interpreter's own end, which takes a while.
+        os._exit(130 if isinstance(end, KeyboardInterrupt) else 143)
 
 
 def _run() -> None:

@@ -110,7 +110,7 @@ def _estimate(
         vae = run.model(Fabric(devices=1).device)
         if run.about_model()["checksum"] != model:
             raise RunError(
-                f"Expected a model that stays the same; got {run.path}, whose training found a better one: evaluate again"
+                f"Expected a model that stays the same; got {run.path}, whose training found a better one: try again"
             )
         size = max(1, PART // samples)  # parts begin at its multiples wherever a kill came: the figures stay the same
         while (first := len(partial.rows)) < len(data.test):
