@@ -51,6 +51,7 @@ app = App(
     version=__version__,
     help="Train, evaluate and sample variational autoencoders with normalizing-flow posteriors.",
     help_flags=["--help", "-h"],
+    suppress_keyboard_interrupt=False,  # main's caller ends the process
 )
 data_app = App(name="data", help="List, fetch and check the datasets.")
 app.command(data_app)
