@@ -61,7 +61,7 @@ def load(path: str | Path, *, device: torch.device | str = "cpu") -> VAE:
     try:
         from sylvester.app.runs import Run
 
-        return Run.open(Path(path)).load_model(device)
+        return Run.open(path).model(device)
     except ModuleNotFoundError as error:
         if error.name is None or error.name.startswith("sylvester"):
             raise

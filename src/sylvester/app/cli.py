@@ -9,14 +9,11 @@ from __future__ import annotations
 import errno
 import io
 import os
-import signal
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, fields, make_dataclass
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import App, CycloptsError, Parameter, Token
@@ -26,7 +23,8 @@ from sylvester.allocator import keep_freed_memory
 from sylvester.app import display, machine, memory
 from sylvester.app.config import SETTINGS, WHOLE, Config, ConfigError, describe, from_text, kind_of, resolve, whole
 from sylvester.app.paths import PathError, destination, usable
-from sylvester.app.runs import Run, RunError, RunFailure
+from sylvester.app.processes import Terminated
+from sylvester.app.runs import DamagedRun, Run, RunError, RunFailure
 
 if TYPE_CHECKING:
     from sylvester.app.data import Dataset
@@ -69,7 +67,7 @@ app = App(
     version=__version__,
     help="Train, evaluate and sample variational autoencoders with normalizing-flow posteriors.",
     help_flags=["--help", "-h"],
-    suppress_keyboard_interrupt=False,  # main ends in order
+    suppress_keyboard_interrupt=False,  # main's caller ends the process
 )
 data_app = App(name="data", help=f"List, fetch and check the datasets.\n\n{OWN_IMAGES}")
 app.command(data_app)
@@ -122,8 +120,8 @@ def train(
     json: Json = False,
 ) -> None:
     settings = resolve(_given(flags), config)
-    path = _next_folder(settings) if out is None else out
-    Run.require_free(path)
+    if out is not None:
+        Run.require_free(out)
     _prepare(settings)
     data = _load(settings, quiet=quiet)
 
@@ -133,7 +131,9 @@ def train(
     counts = models.rehearse(settings, data.image_shape, data.likelihood)
     if not quiet:
         display.say(display.parameters(settings, data.name, counts))
-    _complete(Run.create(path, settings), data, quiet=quiet, json=json)
+    stem = f"{Path(settings.dataset).stem}-{settings.flow}"
+    run = Run.create_next(Path("runs"), stem, settings) if out is None else Run.create(out, settings)
+    _complete(run, data, quiet=quiet, json=json)
 
 
 @app.command
@@ -144,7 +144,15 @@ def resume(run: UserPath, *, data_dir: DataDir = None, quiet: Quiet = False, jso
     if result is None:
         _prepare(opened.config)
         _complete(opened, _load(opened.config, data_dir, quiet=quiet), quiet=quiet, json=json)
-    elif json:
+        return
+    try:
+        opened.verify()
+    except DamagedRun:
+        with opened.locked():
+            for note in opened.repair():
+                display.say(note)
+        opened.verify()  # names what could not be repaired
+    if json:
         display.show_json(result)
     else:
         display.show(f"{run} is finished: {display.achieved(result)}.")
@@ -169,7 +177,7 @@ def evaluate(
 
     again = f"sylvester evaluate {run} --samples {samples} --seed {seed}"
     with _interruptible(again), display.counter("evaluating", quiet) as progress:
-        figures = results.evaluate(opened, data, samples, seed=seed, progress=progress)
+        figures = results.evaluate(opened, data, samples, seed=seed, progress=progress, notify=display.say)
     if json:
         display.show_json(figures)
     else:
@@ -201,7 +209,7 @@ def sample(
 
     from sylvester.app import figures
 
-    figures.samples(opened.load_model(), target, number, seed=seed)
+    figures.samples(opened.model(), target, number, seed=seed)
     display.show(str(target))
 
 
@@ -242,7 +250,6 @@ def data_check(name: str, *, data_dir: DataDir = None, json: Json = False) -> No
 
 def main() -> None:
     keep_freed_memory()
-    _stop_once()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a terminal without a minus sign is no reason to fail
@@ -263,30 +270,11 @@ def main() -> None:
         if not memory.exhausted(error):
             raise
         _fail("Not enough memory: close other programs, or start again with a smaller batch size or model", 1)
-    except KeyboardInterrupt:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the interpreter takes its own handlers down as it ends
-        sys.exit(130)
 
 
 def _fail(reason: object, code: int) -> None:
     print(f"sylvester: {' '.join(str(reason).split())}", file=sys.stderr)
     sys.exit(code)
-
-
-def _stop_once() -> None:
-    """The first Ctrl-C ends the command in order; more of them in the two seconds that may take change nothing."""
-    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-        return  # ignored, as in jobs that a script starts in the background
-    first: list[float] = []
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        if not first:
-            first.append(time.monotonic())
-            raise KeyboardInterrupt
-        if time.monotonic() - first[0] > 2:
-            os._exit(130)  # every file is replaced whole or not at all
-
-    signal.signal(signal.SIGINT, stop)
 
 
 def _given(flags: Any) -> dict[str, Any]:
@@ -305,10 +293,11 @@ def _complete(run: Run, data: Dataset, *, quiet: bool, json: bool) -> None:
     """Train, evaluate and draw what the run still lacks, and say what came of it."""
     from sylvester.app import results, training
 
-    with run.locked(), _interruptible(f"sylvester resume {run.path}"):
-        history = training.train(run, data, reporting=display.TrainingBar(run.config.epochs, quiet))
+    with run.locked() as lock, _interruptible(f"sylvester resume {run.path}"):
+        bar = display.TrainingBar(run.config.epochs, quiet)
+        history = training.train(run, data, lock=lock, reporting=bar, notify=display.say)
         with display.counter("evaluating", quiet) as progress:
-            result = results.conclude(run, data, history, progress=progress)
+            result = results.conclude(run, data, history, progress=progress, notify=display.say)
     if json:
         return display.show_json(result)
     if result["warning"] and not quiet:
@@ -321,7 +310,7 @@ def _complete(run: Run, data: Dataset, *, quiet: bool, json: bool) -> None:
 def _interruptible(command: str) -> Iterator[None]:
     try:
         yield
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, Terminated):
         display.say(f"Interrupted; {command} continues where it stopped.")
         raise
 
@@ -348,11 +337,3 @@ def _load(config: Config, data_dir: Path | None = None, *, quiet: bool) -> Datas
             likelihood=config.likelihood,
             progress=not quiet,
         )
-
-
-def _next_folder(config: Config) -> Path:
-    stem = f"{Path(config.dataset).stem}-{config.flow}"
-    number = 1
-    while (path := Path("runs") / f"{stem}-{number}").exists():
-        number += 1
-    return path

@@ -313,6 +313,7 @@ def describe(name: str) -> str:
 def resolve(flags: Mapping[str, Any], file: Path | None = None) -> Config:
     """The run's settings from what the user said: flags over the file over the preset over the defaults."""
     given = {**(read_toml(file) if file is not None else {}), **flags}
+    given.pop("format", None)  # of a run's own config.toml
     for key in given:
         _one_of("a setting", key, SETTINGS)
     preset, flow, dataset = (given.get(key, Config.model_fields[key].default) for key in ("preset", "flow", "dataset"))

@@ -2,59 +2,72 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
+import os
 import platform
 import resource
 import sys
 import time
 from collections.abc import Callable, Mapping
 from importlib.metadata import version
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from lightning_fabric import Fabric
+from safetensors.torch import load as load_tensors
 
 import sylvester
 from sylvester.app import figures, models
+from sylvester.app.checksums import about_tensors, fingerprint, sealed, sealed_tensors
 from sylvester.app.config import FLOW_SETTINGS, Config
-from sylvester.app.runs import Run, RunError, RunFailure, write_json
+from sylvester.app.partials import Partial
+from sylvester.app.runs import Run, RunError, RunFailure, replacing, write_json
 from sylvester.app.training import History, best_epoch, validate
-from sylvester.evaluation import log_likelihood
+from sylvester.evaluation import Estimate, log_likelihood
 
 if TYPE_CHECKING:
     from sylvester.app.data import Dataset
 
 Counter = Callable[[int, int], object]
 
-SCORES = ("neg_elbo", "neg_elbo_std_error", "nll", "nll_mc_error", "nll_std_error")
+# The figures of the test, and what stands in their place where there was none.
+TESTED = ("neg_elbo", "neg_elbo_std_error", "nll", "nll_mc_error", "nll_std_error")
 UNTESTED: dict[str, Any] = {
-    **dict.fromkeys(SCORES),
+    **dict.fromkeys(TESTED),
     "bits_per_dim": None,
     "nll_samples": 0,
     "ess": None,
     "khat_share": None,
     "warning": None,
 }
+# What is kept of each test image.
+SCORES = ("log_px", "mc_error", "ess", "khat", "elbo")
+PART = 10_000  # latents between two lines of a partial evaluation
+
+
+def ignore(*said: object) -> None:
+    """Tell nobody."""
 
 
 def evaluate(
-    run: Run, data: Dataset, samples: int, *, seed: int = 0, progress: Counter | None = None
+    run: Run,
+    data: Dataset,
+    samples: int,
+    *,
+    seed: int = 0,
+    progress: Counter = ignore,
+    notify: Callable[[str], object] = ignore,
 ) -> dict[str, Any]:
     """Score the test images with the run's best model, going on where an interrupted evaluation stopped.
 
-    The figures, in nats and for categorical images in bits per dimension too, stay in the run's folder.
+    The figures, in nats and for categorical images in bits per dimension too, stay in the run's folder, and beside
+    them those of each image. ``notify`` is told of damage that was made good.
     """
-    name = f"evaluation-{samples}-seed{seed}"
-    # Training may since have found a better model, of which what is finished says nothing.
-    model = hashlib.sha256((run.path / "model.safetensors").read_bytes()).hexdigest()[:16]
-    partial = run.path / f"{name}-{model}.partial"
-    vae = run.load_model(Fabric(devices=1).device)
-    try:
-        with run.locked(name):
-            estimate = log_likelihood(vae, data.test, samples, seed=seed, checkpoint=partial, progress=progress)
-    except ValueError as error:  # a file of other images
-        raise RunError(str(error)) from error
+    run.require_data(data)
+    name, model = _name(samples, seed), run.about_model()["checksum"]
+    with run.locked(name):
+        estimate, checksum = _estimate(run, data, samples, seed, model, progress, notify)
     summary = estimate.summary()
     if summary["log_px"] is None or summary["elbo"] is None:
         raise RunFailure(f"The model in {run.path} gives some test images no finite likelihood")
@@ -71,20 +84,75 @@ def evaluate(
         "ess": summary["ess"],
         "khat_share": summary["khat_share"],  # of the images, how many have a Pareto k̂ too large to trust
         "warning": summary["warning"],
+        "evaluation": {"file": f"{name}.safetensors", "checksum": checksum, "model": model},
     }
-    write_json(run.path / f"{name}.json", result)
+    write_json(run.path / f"{name}.json", sealed(result))
     for finished in run.path.glob(f"{name}-*.partial"):
         finished.unlink()
     return result
 
 
+def _name(samples: int, seed: int) -> str:
+    return f"evaluation-{samples}-seed{seed}"
+
+
+def _estimate(
+    run: Run,
+    data: Dataset,
+    samples: int,
+    seed: int,
+    model: str,
+    progress: Counter,
+    notify: Callable[[str], object],
+) -> tuple[Estimate, str]:
+    """What the evaluation found for each image, from its file, which is made if need be; and that file's checksum.
+
+    ``model`` is the checksum of the run's best model.
+    """
+    name = _name(samples, seed)
+    settings = run.config.model_dump(mode="json", exclude={"data_dir"})
+    key = fingerprint(settings, model, data.sha256, samples, seed)
+    file = run.path / f"{name}.safetensors"
+    if not file.is_file() or _read(run, file)[0]["key"] != key:  # training may since have found a better model
+        partial = Partial(run.path / f"{name}-{key}.partial", key)
+        if partial.damaged:
+            notify(f"{partial.path} was damaged; from image {len(partial.rows) + 1} on it is made again.")
+        vae = run.model(Fabric(devices=1).device)
+        if run.about_model()["checksum"] != model:
+            raise RunError(
+                f"Expected a model that stays the same; got {run.path}, whose training found a better one: try again"
+            )
+        size = max(1, PART // samples)  # parts begin at its multiples wherever a kill came: the figures stay the same
+        while (first := len(partial.rows)) < len(data.test):
+            part = data.test[first : first + size]
+            estimate = log_likelihood(vae, part, samples, seed=seed, first=first)
+            partial.append(torch.stack([getattr(estimate, score) for score in SCORES], 1).tolist())
+            progress(len(partial.rows), len(data.test))
+        columns = torch.tensor(partial.rows, dtype=torch.float64).unbind(1)
+        scores = dict(zip(SCORES, columns, strict=True))
+        with replacing(file) as target:
+            target.write(sealed_tensors(scores, {"key": key, "samples": samples, "seed": seed}))
+    about, content = _read(run, file)
+    return Estimate(**load_tensors(content), samples=samples), about["checksum"]
+
+
+def _read(run: Run, file: Path) -> tuple[dict[str, Any], bytes]:
+    with run.naming(file):
+        content = file.read_bytes()
+        return about_tensors(content), content
+
+
 def bound(run: Run, data: Dataset) -> dict[str, Any]:
     """The test −ELBO alone, from one sample per image; the figures of :func:`evaluate` without the NLL's."""
+    run.require_data(data)
     fabric = Fabric(devices=1)
-    vae = run.load_model(fabric.device)
-    scored = {"neg_elbo": validate(fabric, vae, data.test, run.config)["neg_elbo"]}
-    absent = UNTESTED | scored
-    return absent | {"bits_per_dim": bits_per_dim({key: absent[key] for key in SCORES}, data)}
+    vae = run.model(fabric.device)
+    found = UNTESTED | {"neg_elbo": validate(fabric, vae, data.test, run.config)["neg_elbo"]}
+    return found | {"bits_per_dim": bits_per_dim({key: found[key] for key in TESTED}, data)} | _without_scores(run)
+
+
+def _without_scores(run: Run) -> dict[str, Any]:
+    return {"evaluation": {"file": None, "checksum": None, "model": run.about_model()["checksum"]}}
 
 
 def bits_per_dim(scored: Mapping[str, float | None], data: Dataset) -> dict[str, float | None] | None:
@@ -95,7 +163,14 @@ def bits_per_dim(scored: Mapping[str, float | None], data: Dataset) -> dict[str,
     return {key: None if value is None else value * scale for key, value in scored.items()}
 
 
-def conclude(run: Run, data: Dataset, history: History, *, progress: Counter | None = None) -> dict[str, Any]:
+def conclude(
+    run: Run,
+    data: Dataset,
+    history: History,
+    *,
+    progress: Counter = ignore,
+    notify: Callable[[str], object] = ignore,
+) -> dict[str, Any]:
     """Test the best model of a trained run, draw its pictures, and finish the run with ``result.json``.
 
     With ``test = "never"`` no test image is looked at, and the test's figures are None.
@@ -103,19 +178,19 @@ def conclude(run: Run, data: Dataset, history: History, *, progress: Counter | N
     config, started = run.config, time.perf_counter()
     samples, shown = config.nll_samples, data.test
     if config.test == "never":
-        tested, shown = UNTESTED, data.valid
+        tested, shown = UNTESTED | _without_scores(run), data.valid
     elif samples:
-        tested = evaluate(run, data, samples, seed=config.seed, progress=progress)
+        tested = evaluate(run, data, samples, seed=config.seed, progress=progress, notify=notify)
     else:
         tested = bound(run, data)
     evaluation_seconds = time.perf_counter() - started
-    vae = run.load_model()
+    vae = run.model()
     figures.samples(vae, run.path / "samples.png", 64, seed=config.seed)
     figures.reconstructions(vae, shown[:40], run.path / "reconstructions.png", seed=config.seed)
 
     best = best_epoch(history)
     train_seconds = sum(line["seconds"] for line in history)
-    result = {
+    found = {
         "dataset": {
             "name": data.name,
             "source": data.source,
@@ -132,13 +207,6 @@ def conclude(run: Run, data: Dataset, history: History, *, progress: Counter | N
         "valid_neg_elbo": history[best - 1]["valid_neg_elbo"],
         "parameters": models.parameter_counts(vae),
         **tested,
-        "timing": {
-            "seconds": train_seconds + evaluation_seconds,
-            "train_seconds": train_seconds,
-            "evaluation_seconds": evaluation_seconds,
-            "train_images_per_second": len(history) * len(data.train) / train_seconds,
-            "peak_memory_bytes": _peak_memory(),
-        },
         "versions": {
             "sylvester": sylvester.__version__,
             "torch": torch.__version__,
@@ -146,8 +214,15 @@ def conclude(run: Run, data: Dataset, history: History, *, progress: Counter | N
             "python": platform.python_version(),
         },
     }
-    write_json(run.path / "result.json", result)
-    return result
+    timing = {
+        "seconds": train_seconds + evaluation_seconds,
+        "train_seconds": train_seconds,
+        "evaluation_seconds": evaluation_seconds,
+        "train_images_per_second": len(history) * len(data.train) / train_seconds,
+        "peak_memory_bytes": _peak_memory(),
+        "machine": _machine(),
+    }
+    return run.write_result(found, timing)
 
 
 def _flow(config: Config) -> dict[str, Any]:
@@ -163,3 +238,24 @@ def _peak_memory() -> int:
         return torch.cuda.max_memory_allocated()
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else 1024 * peak  # Linux counts in KiB
+
+
+def _machine() -> dict[str, Any]:
+    """What the figures and the seconds depend on beside the settings."""
+    return {
+        "platform": platform.platform(),
+        "cpu": _cpu(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "accelerator": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+    }
+
+
+def _cpu() -> str:
+    """The processor's name as its maker writes it, where the system tells."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -17,12 +18,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from lightning_fabric import Fabric
+from lightning_fabric.plugins.environments import LightningEnvironment
 from torch import Tensor
 
 from sylvester.allocator import keep_freed_memory
-from sylvester.app import models
+from sylvester.app import models, processes
 from sylvester.app.config import Config
-from sylvester.app.runs import Run, RunFailure
+from sylvester.app.processes import Send
+from sylvester.app.runs import Run, RunError, RunFailure, best_weights
 from sylvester.objectives import elbo, linear_beta
 from sylvester.optim import Adamax
 from sylvester.random import stream
@@ -51,7 +54,7 @@ class Progress:
 Report = Callable[[Progress], None]
 
 
-def ignore(progress: Progress) -> None:
+def ignore(said: object) -> None:
     """Report to nobody."""
 
 
@@ -108,30 +111,61 @@ def make_optimizer(vae: torch.nn.Module, config: Config) -> torch.optim.Optimize
 
 
 def make_fabric(config: Config) -> Fabric:
-    strategy = "ddp_spawn" if config.devices > 1 else "auto"
-    return Fabric(devices=config.devices, strategy=strategy, precision=config.precision)  # type: ignore[arg-type]
+    """Of one process, which is a member of a group that :func:`launch` started where there are several."""
+    several: dict[str, Any] = {"strategy": "ddp", "plugins": [LightningEnvironment()]} if config.devices > 1 else {}
+    return Fabric(devices=config.devices, precision=config.precision, **several)  # type: ignore[arg-type]
 
 
-def train(run: Run, data: Dataset, *, reporting: AbstractContextManager[Report] = SILENT) -> History:
-    """Train ``run`` from its last checkpoint or the start to its end; its folder holds the best model."""
-    # Bound beforehand, because Lightning looks into arguments, and stops at a frozen dataclass.
-    bound = partial(fit, run=run, data=data, reporting=reporting)
-    try:
-        make_fabric(run.config).launch(bound)
-    except torch.multiprocessing.ProcessRaisedException as error:
-        # It carries the traceback of the process that failed as text; the last line is the sentence.
-        raise RunFailure(str(error).strip().splitlines()[-1].partition(": ")[2]) from None
-    # Not as the processes' return value: a long one fills a pipe that nobody reads before they have ended.
-    return run.read_metrics()
+def launch(
+    config: Config, function: Callable[[Fabric, Send], Any], *, receive: Send = ignore, lock: int | None = None
+) -> Any:
+    """Call ``function(fabric, send)`` in one process a device, and return what the first one returns.
+
+    What the first one sends goes to ``receive``, in this process. Each holds the descriptor of the ``lock``.
+    """
+    if config.devices == 1:
+        return make_fabric(config).launch(function, receive)  # type: ignore[arg-type]
+    member = partial(_member, config, LightningEnvironment().main_port, function)
+    return processes.together(member, config.devices, receive=receive, hold=[] if lock is None else [lock])
 
 
-def fit(fabric: Fabric, run: Run, data: Dataset, reporting: AbstractContextManager[Report]) -> None:
+def _member(config: Config, port: int, function: Callable[[Fabric, Send], Any], rank: int, send: Send) -> Any:
+    os.environ.update(LOCAL_RANK=str(rank), NODE_RANK="0", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    return make_fabric(config).launch(function, send)  # type: ignore[arg-type]
+
+
+def train(
+    run: Run,
+    data: Dataset,
+    *,
+    lock: int | None = None,
+    reporting: AbstractContextManager[Report] = SILENT,
+    notify: Callable[[str], object] = ignore,
+) -> History:
+    """Train ``run`` from its last checkpoint or the start to its end; its folder holds the best model.
+
+    ``lock`` is the descriptor of the run's lock, where the caller holds it. ``notify`` is told what was damaged.
+    """
+    with nullcontext(lock) if lock is not None else run.locked() as held:
+        for note in run.repair():
+            notify(note)
+        with reporting as report:
+            try:
+                return launch(run.config, partial(fit, run, data), receive=report, lock=held)
+            except processes.Ended as end:
+                raise RunFailure(
+                    f"A process that trained {run.path} {end}; "
+                    f"sylvester resume {run.path} goes on from the last checkpoint"
+                ) from None
+
+
+def fit(run: Run, data: Dataset, fabric: Fabric, report: Report) -> History:
     """What every process of a run does; the first one alone reports and writes."""
     if fabric.world_size > 1:
         keep_freed_memory()  # a process that was started for this run, and has nothing from its parent
     config, first = run.config, fabric.is_global_zero
     cuda = [fabric.device] if fabric.device.type == "cuda" else []
-    with torch.random.fork_rng(devices=cuda), reporting if first else SILENT as report:
+    with torch.random.fork_rng(devices=cuda):
         torch.manual_seed(config.seed)  # equal initial weights on every process
         vae = models.build(config, data.train.shape[1:], data.likelihood)
         model, optimizer = fabric.setup(vae, make_optimizer(vae, config))
@@ -140,23 +174,34 @@ def fit(fabric: Fabric, run: Run, data: Dataset, reporting: AbstractContextManag
             vae.log_terms = torch.compile(vae.log_terms)  # type: ignore[method-assign]
 
         history: History = []
+        best: dict[str, Any] = {}  # the weights of the best epoch, and what there is to say about them
         if (checkpoint := run.load_checkpoint()) is not None:
             if checkpoint["data"] != data.sha256:
                 raise RunFailure(f"Expected the data that {run.path} was started with; got other files by that name")
-            model.load_state_dict(checkpoint["model"])
+            try:
+                model.load_state_dict(checkpoint["model"])
+            except RuntimeError:
+                raise RunFailure(
+                    f"Expected a checkpoint of the model that {run.path / 'config.toml'} describes; got one of other "
+                    "sizes: restore the settings that the run was started with"
+                ) from None
             optimizer.load_state_dict(checkpoint["optimizer"])
             fabric.strategy.precision.load_state_dict(checkpoint["precision"])
             torch.set_rng_state(checkpoint["rng"])
             history = checkpoint["history"]
+            best = _best_of(run, checkpoint)
         if first:
+            # The checkpoint is the truth: a kill before the next one leaves these behind it.
             run.write_metrics(history)
+            if best and best["about"] != _about_model(run):
+                run.save_model(best["weights"], best["about"])
 
         with tensorboard(run, len(history)) if first else nullcontext(ignore_line) as log:
             while not finished(history, config):
                 started = time.perf_counter()
                 epoch = len(history) + 1
                 beta = linear_beta(epoch, config.warmup)
-                trained = train_epoch(fabric, model, optimizer, data, config, epoch, beta, report)
+                trained = train_epoch(fabric, model, optimizer, data, config, epoch, beta, report if first else ignore)
                 valid = validate(fabric, model, data.valid, config)
                 if not math.isfinite(valid["neg_elbo"]):
                     raise RunFailure(f"The loss on the validation images is not finite after epoch {epoch}")
@@ -165,12 +210,20 @@ def fit(fabric: Fabric, run: Run, data: Dataset, reporting: AbstractContextManag
                 line |= {f"valid_{key}": value for key, value in valid.items()}
                 history.append(line | {"seconds": time.perf_counter() - started})
                 if first:
-                    # The model goes first: a kill in between repeats this epoch, and with it this very model.
-                    if best_epoch(history) == epoch:
-                        run.save_model(vae, data.train.shape[1:], data.likelihood)
+                    better = best_epoch(history) == epoch
+                    if better:
+                        about = {
+                            "shape": list(data.image_shape),
+                            "likelihood": data.likelihood,
+                            "epoch": epoch,
+                            "valid_neg_elbo": valid["neg_elbo"],
+                            "data": data.sha256,
+                        }
+                        best = {"about": about, "weights": _copy(vae)}
                     run.save_checkpoint(
                         {
                             "model": model.state_dict(),
+                            "best": best | ({"weights": None} if better else {}),  # None: the model itself
                             "optimizer": optimizer.state_dict(),
                             "precision": fabric.strategy.precision.state_dict(),
                             "rng": torch.get_rng_state(),
@@ -178,9 +231,33 @@ def fit(fabric: Fabric, run: Run, data: Dataset, reporting: AbstractContextManag
                             "data": data.sha256,
                         }
                     )
+                    if better:
+                        run.save_model(best["weights"], best["about"])
                     run.append_metrics(history[-1])
                     log(history[-1])
                     report(Progress(epoch, config.epochs, 1, 1, trained, valid))
+        return history
+
+
+def _copy(vae: torch.nn.Module) -> dict[str, Tensor]:
+    return {name: value.detach().to("cpu", copy=True) for name, value in vae.state_dict().items()}
+
+
+def _best_of(run: Run, checkpoint: Mapping[str, Any]) -> dict[str, Any]:
+    if "best" not in checkpoint:  # format 0 has the best model in its own file alone
+        about = run.about_model()
+        del about["checksum"]
+        return {"about": about, "weights": run.weights()}
+    return {"about": checkpoint["best"]["about"], "weights": best_weights(checkpoint)}
+
+
+def _about_model(run: Run) -> dict[str, Any] | None:
+    """What the model's file says of itself, without its checksum; None where there is no whole one."""
+    try:
+        about = run.about_model()
+    except RunError:
+        return None
+    return {key: value for key, value in about.items() if key != "checksum"}
 
 
 def train_epoch(

@@ -57,7 +57,8 @@ class MaskedLinear(DerivedBuffers, nn.Linear):
 
     def bind(self) -> BoundLayer:
         """The layer as it is now, its weights masked once for however many points come."""
-        weight, bias = self.weight, self.bias
+        weight: Tensor = self.weight
+        bias: Tensor = self.bias
         if not torch.is_grad_enabled():  # a view of a parameter would ask for gradients all the same
             weight, bias = weight.detach(), bias.detach()
         if self.dense:
