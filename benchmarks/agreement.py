@@ -33,7 +33,7 @@ def correspondence(vae: Any, model: ReferenceVAE) -> Iterator[Pair]:
     base = outputs(vae.flow.base.hypernetwork)
     yield from linear(model.mean, base["loc"])
     yield from linear(model.variance, base["raw_variance"])
-    for group in vae.flow.groups():
+    for group in vae.flow.steps:
         yield from {"Planar": planar, "IAF": iaf}.get(type(model.steps).__name__, sylvester)(group, model.steps)
 
 
@@ -65,8 +65,8 @@ def outputs(hypernetwork: Any) -> dict[str, Find]:
     def finder(columns: slice, shape: tuple[int, ...]) -> Find:
         def find(read: Read) -> Tensor:
             both = torch.cat([read(hypernetwork.weight), read(hypernetwork.bias).unsqueeze(1)], 1)
-            both = both.unflatten(0, (hypernetwork.steps, hypernetwork.outputs))[:, columns]
-            return both.reshape(hypernetwork.steps, *shape, both.shape[-1])
+            both = both.unflatten(0, (hypernetwork.transforms, hypernetwork.outputs))[:, columns]
+            return both.reshape(hypernetwork.transforms, *shape, both.shape[-1])
 
         return find
 

@@ -49,7 +49,7 @@ def make_optimizer(vae: VAE) -> torch.optim.Optimizer:
 def training(size: Size, flow: str, condition: float | None = None) -> Task:
     vae = build(size, flow)
     if condition is not None:
-        fix_condition(vae.flow.groups()[0], size, condition)
+        fix_condition(vae.flow.steps[0], size, condition)
     optimizer = make_optimizer(vae)
     x = images(size, size.batch)
 
@@ -67,7 +67,7 @@ def fix_condition(steps: Any, size: Size, condition: float) -> None:
     hypernetwork = steps.hypernetwork
     sizes = [row.size for row in hypernetwork.table.values()]
     place = list(hypernetwork.table).index("raw_q")
-    shape = (hypernetwork.steps, hypernetwork.outputs)
+    shape = (hypernetwork.transforms, hypernetwork.outputs)
     with torch.no_grad():
         hypernetwork.weight.unflatten(0, shape).split(sizes, 1)[place].zero_()
         hypernetwork.bias.unflatten(0, shape).split(sizes, 1)[place].copy_(conditioned(size, condition).flatten(1))
