@@ -26,6 +26,7 @@ from sylvester.app import models, processes
 from sylvester.app.config import Config
 from sylvester.app.processes import Send
 from sylvester.app.runs import Run, RunError, RunFailure, best_weights
+from sylvester.diagnostics import warn_if_inexact
 from sylvester.objectives import elbo, linear_beta
 from sylvester.optim import Adamax
 from sylvester.random import stream
@@ -174,6 +175,7 @@ def fit(run: Run, data: Dataset, fabric: Fabric, report: Report) -> History:
             vae.log_terms = torch.compile(vae.log_terms)  # type: ignore[method-assign]
 
         history: History = []
+        warned = False  # that samples are not exact
         best: dict[str, Any] = {}  # the weights of the best epoch, and what there is to say about them
         if (checkpoint := run.load_checkpoint()) is not None:
             if checkpoint["data"] != data.sha256:
@@ -203,6 +205,9 @@ def fit(run: Run, data: Dataset, fabric: Fabric, report: Report) -> History:
                 beta = linear_beta(epoch, config.warmup)
                 trained = train_epoch(fabric, model, optimizer, data, config, epoch, beta, report if first else ignore)
                 valid = validate(fabric, model, data.valid, config)
+                if first and not warned:
+                    with torch.no_grad():
+                        warned = warn_if_inexact(vae.flow, vae.posterior(data.valid[:8].to(vae.origin)))
                 if not math.isfinite(valid["neg_elbo"]):
                     raise RunFailure(f"The loss on the validation images is not finite after epoch {epoch}")
                 line = {"epoch": epoch, "beta": beta}
