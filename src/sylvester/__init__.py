@@ -65,7 +65,8 @@ def load(path: str | Path, *, device: torch.device | str = "cpu") -> VAE:
     except ModuleNotFoundError as error:
         if error.name is None or error.name.startswith("sylvester"):
             raise
-        message = f'sylvester.load needs {error.name}, which is not installed: pip install "sylvester[app]"'
+        package = error.name.partition(".")[0]
+        message = f'sylvester.load needs {package}, which is not installed: pip install "sylvester[app]"'
         raise ModuleNotFoundError(message, name=error.name) from error
 
 
