@@ -7,6 +7,7 @@ from sylvester.transforms.elementwise import Affine, Elementwise, Gated, Shift
 from sylvester.transforms.householder import HouseholderTransform
 from sylvester.transforms.planar import PlanarTransform
 from sylvester.transforms.radial import RadialTransform
+from sylvester.transforms.support import SupportTransform
 from sylvester.transforms.sylvester import SylvesterTransform
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "PlanarTransform",
     "RadialTransform",
     "Shift",
+    "SupportTransform",
     "SylvesterTransform",
     "call_and_ladj",
 ]
