@@ -167,7 +167,7 @@ class Diagnosis:
     ess: float  # effective number of draws
     samples: int
     undefined: int  # draws at which the log-density is not a number, or +∞; they count as of density zero
-    wider_log_z: float | None  # the largest log Z that wider draws than q's give, where they clearly see more than q
+    wider_log_z: float | None  # what log Z is at least by draws wider than q's, where they clearly see more than q's
 
     @property
     def reliable(self) -> bool:
@@ -186,7 +186,7 @@ class Diagnosis:
             )
         if self.wider_log_z is not None:
             says.append(
-                f"q has missed mass: draws spread wider than q's give log Z = {self.wider_log_z:.3g}, "
+                f"q has missed mass: draws spread wider than q's give a log Z of at least {self.wider_log_z:.3g}, "
                 f"{self.wider_log_z - self.log_z:.2g} nats above what q's own do."
             )
         if self.khat > KHAT_LIMIT:
@@ -253,8 +253,8 @@ def diagnose(log_density: LogDensity, q: Distribution, samples: int = 10_000, *,
             found, error = log_mean_exp(other).item(), log_mean_error(other).item()
             # The error of ten draws in effect is itself known; that of fewer is not.
             certain = effective_sample_size(other).item() >= 10 and found - log_z > _CLEAR + 3 * (error + log_z_error)
-            if certain and (wider is None or found > wider):
-                wider = found
+            if certain:
+                wider = max(found - 2 * error, -math.inf if wider is None else wider)
     return Diagnosis(
         elbo=log_w.mean().item(),
         elbo_error=(log_w.std() / math.sqrt(samples)).item() if samples > 1 else math.nan,

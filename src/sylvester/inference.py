@@ -31,7 +31,7 @@ __all__ = ["DensityFit", "Epoch", "Fit", "Window", "fit", "fit_density"]
 Progress = Callable[[int, int, str], object]
 
 _WINDOW = 100  # steps whose mean is the smoothed bound
-_WARMUP = 100  # steps in which the learning rate grows
+_WARMUP = 100  # steps in which the learning rate grows, or a tenth of all where that is less
 _DECAY = 0.3  # of the learning rate where the bound no longer improves
 _DECAYS = 3  # so many, and then it is the end
 _CLIP = 3.0  # times the usual norm of the gradient are the most that a step takes
@@ -141,7 +141,7 @@ def fit(
     *,
     steps: int = 5000,
     samples: int = 64,
-    learning_rate: float = 1e-2,
+    learning_rate: float = 2e-2,
     tempering: float = 1.0,
     tolerance: float = 1e-3,
     patience: int = 3,
@@ -160,8 +160,8 @@ def fit(
         steps: at most so many, of Adam.
         samples: draws at each of them.
         learning_rate: the largest. It grows at first, falls where the bound stands still, and to zero at the end.
-        tempering: β at the start: p(z)^β is fitted, with β growing to 1 over the first half of the steps. With a small
-            one q finds more of the modes of a density. Heavy tails need 1: their powers may have no integral.
+        tempering: β at the start: p(z)^β is fitted, with log β rising to 0 over the first half of the steps. With a
+            small one q finds more of the modes of a density. Heavy tails need 1: their powers may have no integral.
         tolerance: the bound stands still where its mean over a hundred steps is no more than this and its own standard
             error above the best before,
         patience: so many times in a row. Then the learning rate falls, and after the third such fall it is the end.
@@ -307,12 +307,13 @@ class _Schedule:
         return self.decays >= _DECAYS
 
     def at(self, step: int) -> tuple[float, float]:
-        warm = min(1.0, (step + 1) / min(_WARMUP, self.steps))
+        warm = min(1.0, (step + 1) / max(1, min(_WARMUP, self.steps // 10)))
         cool = min(1.0, (self.steps - step) / max(1.0, _COOLED * self.steps))
         rate = self.learning_rate * _DECAY**self.decays * min(warm, cool)
         if step >= self.tempered:
             return rate, 1.0
-        return rate, self.tempering + (1 - self.tempering) * step / self.tempered
+        # A straight line for log β: modes part, or q chooses among them, at small ones.
+        return rate, self.tempering ** (1 - step / self.tempered)
 
     def see(self, window: Window) -> None:
         if window.step - _WINDOW < max(self.tempered, _WARMUP):
