@@ -212,6 +212,20 @@ def test_single_draws_that_are_not_finite_take_no_part() -> None:
     assert "not a number" in half.verdict
 
 
+def test_an_affine_step_makes_every_gaussian_of_a_diagonal_one() -> None:
+    target = MultivariateNormal(torch.tensor([1.0, -1.0]), torch.tensor([[1.0, 0.9], [0.9, 1.0]]))
+    diagonal = inference.fit(target.log_prob, flows.Gaussian(2), **QUICK)
+    full = inference.fit(target.log_prob, flows.Gaussian(2), affine=True, **QUICK)
+    # A diagonal Gaussian is at best ½ log(1 − 0.9²) away.
+    assert diagonal.elbo < 0.5 * math.log(1 - 0.9**2) + 0.05
+    assert full.elbo > -0.02
+    assert full.history[-1].step == QUICK["steps"]
+
+    support = flows.onto(flows.Gaussian(2), constraints.positive)
+    outer = inference.fit(lambda x: target.log_prob(x.log()) - x.log().sum(-1), support, affine=True, **QUICK)
+    assert outer.elbo > -0.02
+
+
 def test_positive_variables_in_one_line() -> None:
     target = Gamma(torch.tensor([2.0, 5.0]), torch.tensor([1.0, 2.0]))
     flow = flows.onto(flows.Gaussian(2), constraints.positive)

@@ -1,5 +1,6 @@
 """The equations, one family a file. Parameters are tensors, taken as given; constraints live in ``flows``."""
 
+from sylvester.transforms.affine import TriangularAffineTransform
 from sylvester.transforms.autoregressive import AutoregressiveTransform
 from sylvester.transforms.base import FlowTransform, Inverse, call_and_ladj
 from sylvester.transforms.coupling import CouplingTransform
@@ -24,5 +25,6 @@ __all__ = [
     "Shift",
     "SupportTransform",
     "SylvesterTransform",
+    "TriangularAffineTransform",
     "call_and_ladj",
 ]
