@@ -104,7 +104,7 @@ class Fit:
         if most.log_z - self.log_z > 0.1 + 3 * (most.log_z_error + self.log_z_error):
             says.insert(0, f"Another restart has found more mass, log Z = {most.log_z:.3g}: this one has missed some.")
         if not self.converged:
-            says.insert(0, "The bound was still rising, or falling, when the steps were used up.")
+            says.insert(0, "The steps were used up before the bound stood still.")
         return " ".join(says)
 
     def draws(self, n: int, *, resample: bool = True, seed: int = 0) -> Tensor:
@@ -403,7 +403,7 @@ class DensityFit:
         gap = self.train_log_likelihood - self.log_likelihood
         says = []
         if not self.converged:
-            says.append("The log-likelihood was still rising when the epochs were used up.")
+            says.append("The epochs were used up before the log-likelihood stood still.")
         if gap > 0.1 + 3 * self.log_likelihood_error:
             says.append(f"The flow has overfitted: held-out points are {gap:.2g} nats less likely than the others.")
         return " ".join(
