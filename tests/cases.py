@@ -31,6 +31,7 @@ from sylvester.transforms import (
     RadialTransform,
     Shift,
     SylvesterTransform,
+    TriangularAffineTransform,
 )
 
 SCALES = (0.1, 1.0, 3.0)
@@ -69,6 +70,10 @@ def _planar(u: Tensor, w: Tensor, b: Tensor) -> PlanarTransform:
 def _radial(center: Tensor, alpha: Tensor, beta: Tensor) -> RadialTransform:
     alpha = softplus(alpha) + 1e-3
     return RadialTransform(center, alpha, 0.999 * (softplus(beta) - alpha))
+
+
+def _triangular_affine(off_diagonal: Tensor, log_diagonal: Tensor, loc: Tensor) -> TriangularAffineTransform:
+    return TriangularAffineTransform(off_diagonal.tril(-1) + torch.diag_embed(log_diagonal.exp()), loc)
 
 
 def _triangular(off_diagonal: Tensor, diagonal: Tensor) -> Tensor:
@@ -161,6 +166,10 @@ def _half(features: int) -> int:
 STEPS: dict[str, Case] = {
     "planar": Case(lambda n, d, batch, s: [s * n(*batch, d), s * n(*batch, d), s * n(*batch)], _planar),
     "radial": Case(lambda n, d, batch, s: [s * n(*batch, d), s * n(*batch), s * n(*batch)], _radial),
+    "triangular-affine": Case(
+        lambda n, d, batch, s: [2 * s * n(*batch, d, d) / d, torch.tanh(s * n(*batch, d)), s * n(*batch, d)],
+        _triangular_affine,
+    ),
     "householder": Case(lambda n, d, batch, s: [s * n(*batch, 3, d)], HouseholderTransform),
     "orthogonal-sylvester": Case(_draw_sylvester(_half, lambda d: (d, _half(d))), _sylvester(polar)),
     "square-sylvester": Case(_draw_sylvester(_same, lambda d: (d, d)), _sylvester(polar)),

@@ -27,7 +27,8 @@ class FlowDistribution(TransformedDistribution):
     Args:
         base: ``Independent(Normal(loc, scale), 1)``. It is expanded to the batch shape of the steps' parameters, so
             that no two rows share noise.
-        transforms: the steps, first to last; any bijective torch transforms of vectors.
+        transforms: the steps, first to last; any bijective torch transforms of vectors or of single coordinates. The
+            last one may lead to events of another size, as onto a simplex.
 
     A torch distribution like any other, with three additions: :meth:`rsample_and_log_prob`, which needs no inverse,
     :meth:`trajectory`, which shows the chain at work, and :meth:`residual`, which says how exact its inverses are.
@@ -48,11 +49,12 @@ class FlowDistribution(TransformedDistribution):
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """(z_k, log q_k(z_k)) for k = 0, …, K: the base's sample, then one pair after every step."""
         normal = self.base_dist.base_dist
-        shape = self._extended_shape(torch.Size(sample_shape))
+        shape = self.base_dist._extended_shape(torch.Size(sample_shape))
+        whole = self.base_dist._extended_shape()
         if noise is None:
             noise = torch.randn(shape, dtype=normal.loc.dtype, device=normal.loc.device)
-        elif noise.shape[noise.dim() - len(self._extended_shape()) :] != self._extended_shape():
-            raise ValueError(f"Expected noise that ends in {tuple(self._extended_shape())}; got {tuple(noise.shape)}")
+        elif noise.shape[max(0, noise.dim() - len(whole)) :] != whole:
+            raise ValueError(f"Expected noise that ends in {tuple(whole)}; got {tuple(noise.shape)}")
         log_normalizer = normal.scale.log().sum(-1) + 0.5 * math.log(2 * math.pi) * shape[-1]
         z = normal.loc + normal.scale * noise
         log_q = -0.5 * (noise * noise).sum(-1) - log_normalizer
@@ -68,7 +70,7 @@ class FlowDistribution(TransformedDistribution):
     ) -> tuple[Tensor, Tensor]:
         """A reparameterized sample ``(*sample, *batch, D)`` and its log-density ``(*sample, *batch)``.
 
-        Given standard-normal ``noise`` of the sample's shape, it is a deterministic function of it (and
+        Given standard-normal ``noise`` of the base's shape, it is a deterministic function of it (and
         ``sample_shape`` is not used).
         """
         for z, log_q in self.trajectory(sample_shape, noise=noise):  # noqa: B007
@@ -111,6 +113,7 @@ class FlowDistribution(TransformedDistribution):
         inverses: list[tuple[FlowTransform, Tensor, Tensor]] = []
         if value is None:
             points = [z for z, _ in self.trajectory(noise=noise)]
+            start = points[0]
             for step, z, y in zip(self.transforms, points, points[1:], strict=False):
                 if isinstance(step, Inverse):
                     inverses.append((step, z, y))
@@ -121,7 +124,8 @@ class FlowDistribution(TransformedDistribution):
                 points.append(z)
                 if isinstance(step, FlowTransform) and not isinstance(step, Inverse):
                     inverses.append((step, z, y))
-        worst = points[-1].new_zeros(points[-1].shape[:-1])
+            start = points[-1]
+        worst = start.new_zeros(start.shape[:-1])
         for step, z, y in inverses:
             worst = torch.maximum(worst, step.residual(z, y).nan_to_num(nan=torch.inf))
         return worst

@@ -17,7 +17,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sylvester.diagnostics import KHAT_LIMIT, effective_sample_size, log_mean_error, pareto_khat, warn_if_inexact
+from sylvester.diagnostics import (
+    KHAT_LIMIT,
+    ROUNDING,
+    effective_sample_size,
+    log_mean_error,
+    pareto_khat,
+    warn_if_inexact,
+)
 from sylvester.objectives import log_mean_exp
 from sylvester.random import stream
 from sylvester.vae.model import VAE, LogTerms, check_data
@@ -29,8 +36,6 @@ LogWeights = Callable[[Tensor, int, Tensor], Tensor]
 
 # The share of images with a large or unknown k̂ beyond which the mean estimate is called into question.
 _TOLERATED_SHARE = 0.05
-# A Monte Carlo error that is rounding: such weights are equal, and need no k̂ to be trusted.
-_ROUNDING = 1e-6
 # Noise is drawn in blocks of so many samples, because what torch draws depends on the size of the tensor.
 _BLOCK = 16
 
@@ -78,7 +83,7 @@ class Estimate:
                 f"are too heavy-tailed for {self.samples} samples, so log p(x) is probably underestimated "
                 "and its Monte Carlo error too small."
             )
-        unknown = int((self.khat.isnan() & ~(self.mc_error < _ROUNDING)).sum())
+        unknown = int((self.khat.isnan() & ~(self.mc_error < ROUNDING)).sum())
         if unknown > _TOLERATED_SHARE * count:
             return (
                 f"Pareto k̂ is unknown for {unknown} of {count} images, so nothing vouches for the estimate: "

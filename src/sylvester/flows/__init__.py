@@ -9,6 +9,7 @@ from sylvester.flows.hypernetwork import Hypernetwork, Output
 from sylvester.flows.masked import MaskedSteps
 from sylvester.flows.planar import Planar
 from sylvester.flows.radial import Radial
+from sylvester.flows.support import onto
 from sylvester.flows.sylvester import HouseholderSylvester, OrthogonalSylvester, TriangularSylvester
 
 #: The families by the names of the command line (``sylvester.names.FLOWS``).
@@ -49,4 +50,5 @@ __all__ = [
     "TriangularSylvester",
     "compose",
     "inverted",
+    "onto",
 ]

@@ -1,5 +1,6 @@
 """The equations, one family a file. Parameters are tensors, taken as given; constraints live in ``flows``."""
 
+from sylvester.transforms.affine import TriangularAffineTransform
 from sylvester.transforms.autoregressive import AutoregressiveTransform
 from sylvester.transforms.base import FlowTransform, Inverse, call_and_ladj
 from sylvester.transforms.coupling import CouplingTransform
@@ -7,6 +8,7 @@ from sylvester.transforms.elementwise import Affine, Elementwise, Gated, Shift
 from sylvester.transforms.householder import HouseholderTransform
 from sylvester.transforms.planar import PlanarTransform
 from sylvester.transforms.radial import RadialTransform
+from sylvester.transforms.support import SupportTransform
 from sylvester.transforms.sylvester import SylvesterTransform
 
 __all__ = [
@@ -21,6 +23,8 @@ __all__ = [
     "PlanarTransform",
     "RadialTransform",
     "Shift",
+    "SupportTransform",
     "SylvesterTransform",
+    "TriangularAffineTransform",
     "call_and_ladj",
 ]
