@@ -1,7 +1,7 @@
 """The equations, one family a file. Parameters are tensors, taken as given; constraints live in ``flows``."""
 
 from sylvester.transforms.autoregressive import AutoregressiveTransform
-from sylvester.transforms.base import FlowTransform, Inverse, call_and_ladj
+from sylvester.transforms.base import FlowTransform, Inverse, call_and_ladj, call_ladj_and_score
 from sylvester.transforms.coupling import CouplingTransform
 from sylvester.transforms.elementwise import Affine, Elementwise, Gated, Shift
 from sylvester.transforms.householder import HouseholderTransform
@@ -23,4 +23,5 @@ __all__ = [
     "Shift",
     "SylvesterTransform",
     "call_and_ladj",
+    "call_ladj_and_score",
 ]

@@ -14,12 +14,16 @@ if TYPE_CHECKING:
 
 
 class LogTerms(NamedTuple):
-    """What every bound is made of: z ~ q(z|x) and three log-densities there, over samples and batch."""
+    """What every bound is made of: z ~ q(z|x) and three log-densities there, over samples and batch.
+
+    ``path_gradient`` says that the gradient of ``log_q`` is that of the path alone, which not every bound can use.
+    """
 
     z: Tensor  # (S, B, D)
     log_px_z: Tensor  # (S, B)
     log_pz: Tensor  # (S, B)
     log_q: Tensor  # (S, B)
+    path_gradient: bool = False
 
     @property
     def log_w(self) -> Tensor:
@@ -99,11 +103,13 @@ class VAE(nn.Module):
         *,
         noise: Tensor | None = None,
         posterior: FlowDistribution | None = None,
+        path_gradient: bool = False,
     ) -> LogTerms:
         """Draw z ~ q(z|x) for each x and evaluate all log-densities there.
 
         ``noise`` (samples, B, D), standard normal, makes it a deterministic function. ``posterior`` is
-        ``self.posterior(x)`` where the caller has it already, so that x is not encoded again.
+        ``self.posterior(x)`` where the caller has it already, so that x is not encoded again. ``path_gradient`` leaves
+        a term of mean zero out of the gradient of log q: see `FlowDistribution.rsample_and_log_prob`.
         """
         check_data(x)
         shape = (samples, *x.shape[:1], self.flow.features)
@@ -111,7 +117,7 @@ class VAE(nn.Module):
             raise ValueError(f"Expected noise of shape {shape}, (samples, B, D); got {tuple(noise.shape)}")
         posterior = self.posterior(x) if posterior is None else posterior
         with _full_precision(x):
-            z, log_q = posterior.rsample_and_log_prob((samples,), noise=noise)
+            z, log_q = posterior.rsample_and_log_prob((samples,), noise=noise, path_gradient=path_gradient)
             log_pz = self.prior_distribution().log_prob(z)
         likelihood = self._decode(z)
         if x.shape != z.shape[1:-1] + likelihood.event_shape:
@@ -120,7 +126,7 @@ class VAE(nn.Module):
                 f"events; got {tuple(x.shape)}"
             )
         with _full_precision(x):
-            return LogTerms(z, likelihood.log_prob(x), log_pz, log_q)
+            return LogTerms(z, likelihood.log_prob(x), log_pz, log_q, path_gradient)
 
     def forward(self, x: Tensor, samples: int = 1, *, noise: Tensor | None = None) -> LogTerms:
         return self.log_terms(x, samples, noise=noise)
