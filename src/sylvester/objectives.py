@@ -1,7 +1,8 @@
 """Bounds on log p(x), to be maximised: one value per data point, from the terms of `VAE.log_terms`.
 
 Any log-density has such terms: `LogTerms(z, log_density(z), zeros, log_q)`, with z and log q from
-`FlowDistribution.rsample_and_log_prob`; the bounds are then on the logarithm of its integral.
+`FlowDistribution.rsample_and_log_prob`, or `PathTerms` where log q has path gradients; the bounds are then on the
+logarithm of its integral.
 
 With w_s = p(x, z_s) / q(z_s|x), the bounds are one family (Li & Turner, 2016),
 
@@ -27,7 +28,7 @@ import math
 import torch
 from torch import Tensor
 
-from sylvester.vae.model import LogTerms
+from sylvester.vae.model import LogTerms, PathTerms
 
 __all__ = ["dreg", "elbo", "free_bits", "iwae", "linear_beta", "log_mean_exp", "renyi"]
 
@@ -55,11 +56,12 @@ def renyi(terms: LogTerms, alpha: float, beta: float = 1.0) -> Tensor:
 def dreg(terms: LogTerms, alpha: float = 0.0, beta: float = 1.0) -> Tensor:
     """The value of `renyi` (of `iwae`, unless α is given), with the doubly reparameterized gradient; (B,).
 
-    Takes terms with path gradients. The model's gradient is Σ_s v_s ∂log w_s, as it was, and the posterior's
-    Σ_s (α v_s + (1 − α) v_s²) ∂log w_s/∂z_s ∂z_s/∂φ; with another β than 1 the weight is v_s − β (1 − α) v_s (1 − v_s). As
-    the two differ where z enters the model, ∂log w/∂z is found by a backward pass of its own. First derivatives only.
+    Takes `PathTerms`. The model's gradient is Σ_s v_s ∂log w_s, as it was, and the posterior's
+    Σ_s (α v_s + (1 − α) v_s²) ∂log w_s/∂z_s ∂z_s/∂φ; where β is not 1 the weight is v_s − β (1 − α) v_s (1 − v_s). As
+    the two differ where z enters the model, ∂log w/∂z is found by a backward pass of its own, which compiled terms do
+    not allow. First derivatives only.
     """
-    if not terms.path_gradient:
+    if not isinstance(terms, PathTerms):
         raise ValueError("Expected terms with path gradients, log_terms(…, path_gradient=True), for dreg; got ordinary")
     log_w, z = _log_weights(terms, beta), terms.z
     bound = _renyi(log_w.detach(), alpha)
@@ -68,7 +70,12 @@ def dreg(terms: LogTerms, alpha: float = 0.0, beta: float = 1.0) -> Tensor:
     if not (z.requires_grad and log_w.requires_grad):
         return bound + model
     # The model's term moves z with weight v, too.
-    (score,) = torch.autograd.grad(log_w.sum(), z, retain_graph=True)
+    (score,) = torch.autograd.grad(log_w.sum(), z, retain_graph=True, allow_unused=True)
+    if score is None:
+        raise ValueError(
+            "Expected terms for dreg whose log-densities are functions of their z; got others, as compiled code or "
+            "a change of precision leaves them"
+        )
     path = (score * (z - z.detach())).sum(-1)
     return bound + model - (beta * (1 - alpha) * v * (1 - v) * path).sum(0)
 
@@ -91,7 +98,7 @@ def _log_weights(terms: LogTerms, beta: float) -> Tensor:
 
 
 def _refuse_path_gradients(objective: str, terms: LogTerms, instead: str) -> None:
-    if terms.path_gradient:
+    if isinstance(terms, PathTerms):
         raise ValueError(
             f"Expected terms with ordinary gradients for {objective}, where log q does not enter linearly; got path "
             f"gradients, which are biased there: {instead} takes them"

@@ -25,7 +25,7 @@ _SCALAR_STEPS = 80
 # Newton's Jacobians take M² numbers per point: so many numbers are in hand at once.
 _WORKING_SET = 1 << 24
 # Rows of a block of the transposed system: more of them multiply larger triangles, fewer of them make more calls.
-_ROWS = 16
+_ROWS = 32
 
 
 @full_precision

@@ -14,21 +14,23 @@ if TYPE_CHECKING:
 
 
 class LogTerms(NamedTuple):
-    """What every bound is made of: z ~ q(z|x) and three log-densities there, over samples and batch.
-
-    ``path_gradient`` says that the gradient of ``log_q`` is that of the path alone, which not every bound can use.
-    """
+    """What every bound is made of: z ~ q(z|x) and three log-densities there, over samples and batch."""
 
     z: Tensor  # (S, B, D)
     log_px_z: Tensor  # (S, B)
     log_pz: Tensor  # (S, B)
     log_q: Tensor  # (S, B)
-    path_gradient: bool = False
 
     @property
     def log_w(self) -> Tensor:
         """Log importance weights log p(x, z) − log q(z|x), (S, B)."""
         return self.log_px_z + self.log_pz - self.log_q
+
+
+class PathTerms(LogTerms):
+    """The same, where the gradient of log q is that of the path alone: not every bound can use it."""
+
+    __slots__ = ()
 
 
 class VAE(nn.Module):
@@ -109,7 +111,8 @@ class VAE(nn.Module):
 
         ``noise`` (samples, B, D), standard normal, makes it a deterministic function. ``posterior`` is
         ``self.posterior(x)`` where the caller has it already, so that x is not encoded again. ``path_gradient`` leaves
-        a term of mean zero out of the gradient of log q: see `FlowDistribution.rsample_and_log_prob`.
+        a term of mean zero out of the gradient of log q, and gives `PathTerms`: see
+        `FlowDistribution.rsample_and_log_prob`.
         """
         check_data(x)
         shape = (samples, *x.shape[:1], self.flow.features)
@@ -126,7 +129,8 @@ class VAE(nn.Module):
                 f"events; got {tuple(x.shape)}"
             )
         with _full_precision(x):
-            return LogTerms(z, likelihood.log_prob(x), log_pz, log_q, path_gradient)
+            terms = LogTerms(z, likelihood.log_prob(x), log_pz, log_q)
+        return PathTerms(*terms) if path_gradient else terms
 
     def forward(self, x: Tensor, samples: int = 1, *, noise: Tensor | None = None) -> LogTerms:
         return self.log_terms(x, samples, noise=noise)
