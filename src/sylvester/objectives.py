@@ -73,8 +73,8 @@ def dreg(terms: LogTerms, alpha: float = 0.0, beta: float = 1.0) -> Tensor:
     (score,) = torch.autograd.grad(log_w.sum(), z, retain_graph=True, allow_unused=True)
     if score is None:
         raise ValueError(
-            "Expected terms for dreg whose log-densities are functions of their z; got others, as compiled code or "
-            "a change of precision leaves them"
+            "Expected terms for dreg whose log-densities are functions of their z; "
+            "got others, as compiled code leaves them"
         )
     path = (score * (z - z.detach())).sum(-1)
     return bound + model - (beta * (1 - alpha) * v * (1 - v) * path).sum(0)
