@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.distributions import Distribution, Independent, Normal, Transform, TransformedDistribution
 
 from sylvester.linalg.precision import full_precision
-from sylvester.transforms import FlowTransform, Inverse, call_and_ladj
+from sylvester.transforms import FlowTransform, Inverse, call_and_ladj, call_ladj_and_score
 from sylvester.transforms.base import found, inverse_tolerance
 
 __all__ = ["FlowDistribution"]
@@ -48,6 +48,15 @@ class FlowDistribution(TransformedDistribution):
         self, sample_shape: Sequence[int] = (), *, noise: Tensor | None = None
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """(z_k, log q_k(z_k)) for k = 0, …, K: the base's sample, then one pair after every step."""
+        z, log_q, _ = self._draw_base(sample_shape, noise)
+        yield z, log_q
+        for transform in self.transforms:
+            z, ladj = call_and_ladj(transform, z)
+            log_q = log_q - ladj
+            yield z, log_q
+
+    def _draw_base(self, sample_shape: Sequence[int], noise: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """z_0, its log-density, and the noise it is made of."""
         normal = self.base_dist.base_dist
         shape = self.base_dist._extended_shape(torch.Size(sample_shape))
         whole = self.base_dist._extended_shape()
@@ -57,28 +66,47 @@ class FlowDistribution(TransformedDistribution):
             raise ValueError(f"Expected noise that ends in {tuple(whole)}; got {tuple(noise.shape)}")
         log_normalizer = normal.scale.log().sum(-1) + 0.5 * math.log(2 * math.pi) * shape[-1]
         z = normal.loc + normal.scale * noise
-        log_q = -0.5 * (noise * noise).sum(-1) - log_normalizer
-        yield z, log_q
-        for transform in self.transforms:
-            z, ladj = call_and_ladj(transform, z)
-            log_q = log_q - ladj
-            yield z, log_q
+        return z, -0.5 * (noise * noise).sum(-1) - log_normalizer, noise
 
     @full_precision
     def rsample_and_log_prob(
-        self, sample_shape: Sequence[int] = (), *, noise: Tensor | None = None
+        self, sample_shape: Sequence[int] = (), *, noise: Tensor | None = None, path_gradient: bool = False
     ) -> tuple[Tensor, Tensor]:
         """A reparameterized sample ``(*sample, *batch, D)`` and its log-density ``(*sample, *batch)``.
 
         Given standard-normal ``noise`` of the base's shape, it is a deterministic function of it (and
         ``sample_shape`` is not used).
+
+        With ``path_gradient``, the log-density has the same value, and its gradient is that of the path alone
+        ("sticking the landing", Roeder et al., 2017): through z, with the parameters of the density held,
+
+            ∂/∂φ log q(z(ε, φ); φ) = δ ∂z/∂φ + ∂log q(z; φ)/∂φ,    δ = ∂log q/∂z.
+
+        The second term, which has mean zero, is left out. Where q is the target, every sample's gradient is then zero.
+        That is right where the log-density enters an objective linearly, as in the ELBO, and in `objectives.dreg`. No
+        inverse is taken: δ goes along the chain, δ_0 = −ε/σ, δ_k = J_k⁻ᵀ(δ_{k−1} − ∂ladj_k/∂z_{k−1}), without a graph.
+        So the gradient has no gradient of its own, and ``log_prob`` does not answer with this log-density.
         """
+        if path_gradient:
+            return self._rsample_along_path(sample_shape, noise)
         for z, log_q in self.trajectory(sample_shape, noise=noise):  # noqa: B007
             pass
         if self._validate_args:
             self._check_exact(self.residual())
         self._drawn = _Drawn.of(z, log_q)
         return z, log_q
+
+    def _rsample_along_path(self, sample_shape: Sequence[int], noise: Tensor | None) -> tuple[Tensor, Tensor]:
+        z, log_q, noise = self._draw_base(sample_shape, noise)
+        with torch.no_grad():
+            score = -noise / self.base_dist.base_dist.scale
+        for transform in self.transforms:
+            z, ladj, score = call_ladj_and_score(transform, z, score)
+            log_q = log_q - ladj
+        if self._validate_args:
+            self._check_exact(self.residual())
+        self._drawn = None
+        return z, log_q.detach() + (score * (z - z.detach())).sum(-1)
 
     def rsample(self, sample_shape: Sequence[int] = torch.Size()) -> Tensor:
         return self.rsample_and_log_prob(sample_shape)[0]

@@ -27,7 +27,7 @@ from sylvester.diagnostics import (
 )
 from sylvester.objectives import log_mean_exp
 from sylvester.random import stream
-from sylvester.vae.model import VAE, LogTerms, check_data
+from sylvester.vae.model import VAE, check_data
 
 __all__ = ["Estimate", "LogWeights", "log_likelihood"]
 
@@ -196,7 +196,8 @@ def _bound(vae: VAE, x: Tensor, *, check: bool) -> Callable[[int, Tensor], Tenso
     def weigh(samples: int, noise: Tensor) -> Tensor:
         terms = vae.log_terms(x, samples, noise=noise, posterior=posterior)
         # The terms cancel to a large part: add them up in float64.
-        return LogTerms(terms.z, *(term.cpu().double() for term in terms[1:])).log_w
+        log_px_z, log_pz, log_q = (term.cpu().double() for term in (terms.log_px_z, terms.log_pz, terms.log_q))
+        return log_px_z + log_pz - log_q
 
     return weigh
 

@@ -1,4 +1,25 @@
-"""Bounds on log p(x), to be maximised: one value per data point, from the terms of `VAE.log_terms`."""
+"""Bounds on log p(x), to be maximised: one value per data point, from the terms of `VAE.log_terms`.
+
+Any log-density has such terms: `LogTerms(z, log_density(z), zeros, log_q)`, with z and log q from
+`FlowDistribution.rsample_and_log_prob`, or `PathTerms` where log q has path gradients; the bounds are then on the
+logarithm of its integral.
+
+With w_s = p(x, z_s) / q(z_s|x), the bounds are one family (Li & Turner, 2016),
+
+    L_α = 1/(1 − α) log (1/S) Σ_s w_s^(1−α),
+
+whose limit at α = 1 is the ELBO, and which is the importance-weighted bound at α = 0. With v = softmax((1 − α) log w)
+their gradients are
+
+    model        Σ_s v_s ∂log w_s
+    posterior    Σ_s (α v_s + (1 − α) v_s²) ∂log w_s/∂z_s ∂z_s/∂φ
+
+where the posterior's is doubly reparameterized (Tucker et al., 2019): it has the mean of Σ_s v_s ∂log w_s, but the
+derivative of log q with z held, which v_s multiplies there, has been reparameterized once more. At α = 1 the weight is
+v_s itself, so that the ELBO takes path gradients as they are; the others need `dreg`, and refuse them.
+
+A weight β, for annealing, multiplies log q(z|x) − log p(z) in every w_s.
+"""
 
 from __future__ import annotations
 
@@ -7,19 +28,56 @@ import math
 import torch
 from torch import Tensor
 
-from sylvester.vae.model import LogTerms
+from sylvester.vae.model import LogTerms, PathTerms
 
-__all__ = ["elbo", "free_bits", "iwae", "linear_beta", "log_mean_exp"]
+__all__ = ["dreg", "elbo", "free_bits", "iwae", "linear_beta", "log_mean_exp", "renyi"]
 
 
 def elbo(terms: LogTerms, beta: float = 1.0) -> Tensor:
-    """E_q[log p(x|z) − β (log q(z|x) − log p(z))], the mean over samples; (B,)."""
-    return (terms.log_px_z - beta * (terms.log_q - terms.log_pz)).mean(0)
+    """E_q[log p(x|z) − β (log q(z|x) − log p(z))], the mean over samples; (B,). Path gradients are right at any β."""
+    return _log_weights(terms, beta).mean(0)
 
 
-def iwae(terms: LogTerms) -> Tensor:
+def iwae(terms: LogTerms, beta: float = 1.0) -> Tensor:
     """log (1/S) Σ_s p(x, z_s) / q(z_s|x): tightens towards log p(x) as the samples grow; (B,)."""
-    return log_mean_exp(terms.log_w)
+    _refuse_path_gradients("iwae", terms, "dreg(terms)")
+    return log_mean_exp(_log_weights(terms, beta))
+
+
+def renyi(terms: LogTerms, alpha: float, beta: float = 1.0) -> Tensor:
+    """L_α = 1/(1 − α) log (1/S) Σ_s (p(x, z_s) / q(z_s|x))^(1−α), which falls as α ≥ 0 grows; (B,).
+
+    α = 0 is `iwae`, α = 1 the `elbo`.
+    """
+    _refuse_path_gradients("renyi", terms, "dreg(terms, alpha)")
+    return _renyi(_log_weights(terms, beta), alpha)
+
+
+def dreg(terms: LogTerms, alpha: float = 0.0, beta: float = 1.0) -> Tensor:
+    """The value of `renyi` (of `iwae`, unless α is given), with the doubly reparameterized gradient; (B,).
+
+    Takes `PathTerms`. The model's gradient is Σ_s v_s ∂log w_s, as it was, and the posterior's
+    Σ_s (α v_s + (1 − α) v_s²) ∂log w_s/∂z_s ∂z_s/∂φ; where β is not 1 the weight is v_s − β (1 − α) v_s (1 − v_s). As
+    the two differ where z enters the model, ∂log w/∂z is found by a backward pass of its own, which compiled terms do
+    not allow. First derivatives only.
+    """
+    if not isinstance(terms, PathTerms):
+        raise ValueError("Expected terms with path gradients, log_terms(…, path_gradient=True), for dreg; got ordinary")
+    log_w, z = _log_weights(terms, beta), terms.z
+    bound = _renyi(log_w.detach(), alpha)
+    v = torch.softmax((1 - alpha) * log_w.detach(), 0)  # (S, B)
+    model = (v * (log_w - log_w.detach())).sum(0)
+    if not (z.requires_grad and log_w.requires_grad):
+        return bound + model
+    # The model's term moves z with weight v, too.
+    (score,) = torch.autograd.grad(log_w.sum(), z, retain_graph=True, allow_unused=True)
+    if score is None:
+        raise ValueError(
+            "Expected terms for dreg whose log-densities are functions of their z; "
+            "got others, as compiled code leaves them"
+        )
+    path = (score * (z - z.detach())).sum(-1)
+    return bound + model - (beta * (1 - alpha) * v * (1 - v) * path).sum(0)
 
 
 def free_bits(terms: LogTerms, floor: float, beta: float = 1.0) -> Tensor:
@@ -29,8 +87,28 @@ def free_bits(terms: LogTerms, floor: float, beta: float = 1.0) -> Tensor:
     data point pays the floor instead of its own KL, and the KL gets no gradient. Either way the mean over the
     batch is exactly mean log p(x|z) − β max(floor, mean KL). Between processes, each takes its own batch.
     """
+    _refuse_path_gradients("free_bits", terms, "elbo(terms)")
     kl = (terms.log_q - terms.log_pz).mean(0)
     return terms.log_px_z.mean(0) - beta * torch.where(kl.mean() > floor, kl, floor)
+
+
+def _log_weights(terms: LogTerms, beta: float) -> Tensor:
+    """log p(x|z) − β (log q(z|x) − log p(z)), (S, B)."""
+    return terms.log_px_z - beta * (terms.log_q - terms.log_pz)
+
+
+def _refuse_path_gradients(objective: str, terms: LogTerms, instead: str) -> None:
+    if isinstance(terms, PathTerms):
+        raise ValueError(
+            f"Expected terms with ordinary gradients for {objective}, where log q does not enter linearly; got path "
+            f"gradients, which are biased there: {instead} takes them"
+        )
+
+
+def _renyi(log_w: Tensor, alpha: float) -> Tensor:
+    if not 0 <= alpha < math.inf:
+        raise ValueError(f"Expected a finite alpha >= 0; got {alpha}")
+    return log_w.mean(0) if alpha == 1 else log_mean_exp((1 - alpha) * log_w) / (1 - alpha)
 
 
 def log_mean_exp(log_w: Tensor, dim: int = 0) -> Tensor:

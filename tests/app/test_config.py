@@ -185,6 +185,21 @@ def test_defaults_and_presets_are_what_the_settings_say() -> None:
         assert describe(name).startswith(setting.help)
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"objective": "renyi"},
+        {"objective": "iwae", "alpha": 0.5},
+        {"objective": "iwae", "path_gradient": True},
+        {"objective": "renyi", "alpha": 0.5, "path_gradient": True},
+        {"objective": "dreg", "compile": True},
+    ],
+)
+def test_objectives_that_do_not_fit_together_are_refused(settings: dict[str, object]) -> None:
+    with pytest.raises(ConfigError, match=r"Expected .*; got"):
+        resolve(settings)
+
+
 @pytest.mark.parametrize("flow", FLOWS)
 def test_a_flow_takes_its_settings_and_no_others(flow: str) -> None:
     from sylvester.flows import FAMILIES

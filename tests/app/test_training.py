@@ -16,6 +16,7 @@ from sylvester.app import data, models, training
 from sylvester.app.config import Config, resolve
 from sylvester.app.runs import Run, RunFailure
 from sylvester.app.training import Progress, best_epoch, draw, finished, shard_loss
+from sylvester.objectives import dreg, elbo, iwae, renyi
 from sylvester.random import stream
 
 
@@ -87,6 +88,34 @@ def test_two_processes_train_as_one_does(tiny: Config, halves: data.Dataset, tmp
         assert one.keys() == two.keys()
         for key in one.keys() - {"seconds"}:
             assert two[key] == pytest.approx(one[key], rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("settings", "bound", "path_gradient"),
+    [
+        ({"path_gradient": True}, elbo, True),
+        ({"objective": "iwae"}, iwae, False),
+        ({"objective": "dreg"}, dreg, True),
+        ({"objective": "dreg", "alpha": 0.5}, partial(dreg, alpha=0.5), True),
+        ({"objective": "renyi", "alpha": 0.5}, partial(renyi, alpha=0.5), False),
+    ],
+)
+def test_the_loss_is_the_objective_of_the_settings(
+    settings: dict[str, Any], bound: training.Bound, path_gradient: bool, tiny: Config
+) -> None:
+    config = resolve(tiny.model_dump(exclude_none=True) | {"samples": 3} | settings)
+    fabric = training.make_fabric(config)
+    vae = models.build(config, (1, 4, 4), "bernoulli")
+    model = fabric.setup(vae)
+    model.mark_forward_method("log_terms")
+    shard = draw(torch.rand(5, 1, 4, 4), (0, "train"), config.latent, binarize=True, samples=config.samples)
+    chosen, along_path = training.training_bound(config)
+    loss, _ = shard_loss(fabric, model, shard, 0.7, bound=chosen, path_gradient=along_path)
+    expected = -bound(vae.log_terms(shard.x, 3, noise=shard.noise, path_gradient=path_gradient), beta=0.7).mean()
+    torch.testing.assert_close(loss, expected)
+    parameters = list(vae.parameters())
+    grads = [torch.autograd.grad(each, parameters, materialize_grads=True) for each in (loss, expected)]
+    torch.testing.assert_close(*grads)
 
 
 def history(*bounds: float) -> training.History:

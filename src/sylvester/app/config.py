@@ -152,6 +152,16 @@ class Config(BaseModel):
         ),
     ]
     warmup: Annotated[int, Setting("Epochs over which the weight of the KL term grows to 1", 0, WHOLE)]
+    objective: Annotated[
+        str,
+        Setting(
+            "Bound to train on; dreg is iwae or, with alpha, renyi by doubly reparameterized gradients",
+            choices=("elbo", "iwae", "dreg", "renyi"),
+        ),
+    ] = "elbo"
+    samples: Annotated[int, Setting("Samples of z per image in training", 1, 10_000)] = 1
+    alpha: Annotated[float | None, Setting("Order of the bound, with renyi and dreg", 0, 1000)] = None
+    path_gradient: Annotated[bool, Setting("Train the elbo by path gradients")] = False
     batch_size: Annotated[int, Setting("Images per step, over all devices together", 1, WHOLE)]
     learning_rate: Annotated[float, Setting("Step size of Adamax", 0, 1e37, between=True)]  # a float32, with room
     architecture: Annotated[
@@ -242,6 +252,17 @@ class Config(BaseModel):
         bounds = self.variance_bounds
         if bounds is not None and not 0 < bounds[0] < bounds[1] < math.inf:
             raise ValueError(f"Expected variance_bounds to be positive and increasing; got {bounds}")
+        if self.alpha is None and self.objective == "renyi":
+            raise ValueError("Expected a value of alpha for the renyi objective; got none")
+        if self.alpha is not None and self.objective not in ("renyi", "dreg"):
+            raise ValueError(f"Expected no alpha with the {self.objective} objective; got {self.alpha}")
+        if self.path_gradient and self.objective != "elbo":
+            raise ValueError(
+                "Expected path_gradient with the elbo objective alone, as dreg has it anyway and the others would be "
+                f"biased; got {self.objective}"
+            )
+        if self.objective == "dreg" and self.compile:
+            raise ValueError("Expected no compile with the dreg objective, which looks into the model; got compile")
         return self
 
     def flow_arguments(self) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from sylvester.app.config import Config
 from sylvester.app.processes import Send
 from sylvester.app.runs import Run, RunError, RunFailure, best_weights
 from sylvester.diagnostics import warn_if_inexact
-from sylvester.objectives import elbo, linear_beta
+from sylvester.objectives import dreg, elbo, iwae, linear_beta, renyi
 from sylvester.optim import Adamax
 from sylvester.random import stream
 
@@ -53,6 +53,8 @@ class Progress:
 
 
 Report = Callable[[Progress], None]
+#: (terms, beta=…) -> one value per data point.
+Bound = Callable[..., Tensor]
 
 
 def ignore(said: object) -> None:
@@ -67,17 +69,24 @@ class Shard:
     """One process's part of a global batch of ``total`` images."""
 
     x: Tensor  # (b, C, H, W)
-    noise: Tensor  # (1, b, D)
+    noise: Tensor  # (samples, b, D)
     weight: Tensor  # (b,), zero for the image that stands in for an empty part
     total: int
 
 
 def draw(
-    images: Tensor, key: tuple[int | str, ...], latent: int, *, binarize: bool, rank: int = 0, world: int = 1
+    images: Tensor,
+    key: tuple[int | str, ...],
+    latent: int,
+    *,
+    binarize: bool,
+    samples: int = 1,
+    rank: int = 0,
+    world: int = 1,
 ) -> Shard:
     """Part ``rank`` of ``world`` of a global batch, and its share of the randomness of ``key``."""
     total = len(images)
-    noise = torch.randn(1, total, latent, generator=stream(*key, "noise"))
+    noise = torch.randn(samples, total, latent, generator=stream(*key, "noise"))
     if binarize:
         images = (torch.rand(images.shape, generator=stream(*key, "binarize")) < images).to(images.dtype)
     rows = torch.arange(total).tensor_split(world)[rank]
@@ -87,7 +96,21 @@ def draw(
     return Shard(images[rows], noise[:, rows], weight, total)
 
 
-def shard_loss(fabric: Fabric, model: Any, shard: Shard, beta: float) -> tuple[Tensor, Tensor]:
+def training_bound(config: Config) -> tuple[Bound, bool]:
+    """The bound of the settings, and whether it takes path gradients."""
+    alpha = config.alpha or 0.0
+    bounds: dict[str, Bound] = {
+        "elbo": elbo,
+        "iwae": iwae,
+        "dreg": partial(dreg, alpha=alpha),
+        "renyi": partial(renyi, alpha=alpha),
+    }
+    return bounds[config.objective], config.path_gradient or config.objective == "dreg"
+
+
+def shard_loss(
+    fabric: Fabric, model: Any, shard: Shard, beta: float, *, bound: Bound = elbo, path_gradient: bool = False
+) -> tuple[Tensor, Tensor]:
     """The loss whose average over the processes is the global batch's −bound a data point, and global sums.
 
     The processes average their gradients, so a part's loss is its sum times processes / total: means of
@@ -97,10 +120,10 @@ def shard_loss(fabric: Fabric, model: Any, shard: Shard, beta: float) -> tuple[T
     dtype = next(model.parameters()).dtype
     x, noise, weight = (t.to(fabric.device, dtype) for t in (shard.x, shard.noise, shard.weight))
     with fabric.autocast():
-        terms = model.log_terms(x, noise=noise)
+        terms = model.log_terms(x, len(noise), noise=noise, path_gradient=path_gradient)
     kl = (terms.log_q - terms.log_pz).mean(0)
     reconstruction = -terms.log_px_z.mean(0)
-    loss = -elbo(terms, beta)
+    loss = -bound(terms, beta=beta)
     local = torch.stack([(weight * t).sum() for t in (loss, reconstruction + kl, reconstruction, kl)])
     sums = fabric.all_reduce(local.detach().double(), reduce_op="sum")
     assert isinstance(sums, Tensor)
@@ -279,10 +302,11 @@ def train_epoch(
     batches = order.split(config.batch_size)
     part = {"rank": fabric.global_rank, "world": fabric.world_size}
     sums, seen = torch.zeros(4, dtype=torch.float64), 0
+    bound, path_gradient = training_bound(config)
     for step, rows in enumerate(batches, start=1):
         key = (config.seed, "train", epoch, step)
-        shard = draw(data.train[rows], key, config.latent, binarize=data.dynamic, **part)
-        loss, batch_sums = shard_loss(fabric, model, shard, beta)
+        shard = draw(data.train[rows], key, config.latent, binarize=data.dynamic, samples=config.samples, **part)
+        loss, batch_sums = shard_loss(fabric, model, shard, beta, bound=bound, path_gradient=path_gradient)
         if not batch_sums.isfinite().all():
             raise RunFailure(f"The loss is not finite in epoch {epoch}, batch {step} of {len(batches)}")
         optimizer.zero_grad()

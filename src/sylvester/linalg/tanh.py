@@ -24,6 +24,8 @@ _NEWTON_STEPS = 24
 _SCALAR_STEPS = 80
 # Newton's Jacobians take M² numbers per point: so many numbers are in hand at once.
 _WORKING_SET = 1 << 24
+# Rows of a block of the transposed system: more of them multiply larger triangles, fewer of them make more calls.
+_ROWS = 32
 
 
 @full_precision
@@ -37,6 +39,36 @@ def solve_tanh(t: Tensor, c: Tensor) -> Tensor:
     if t.dim() < 2 or t.shape[-1] != t.shape[-2] or c.dim() < 1 or c.shape[-1] != t.shape[-1]:
         raise ValueError(f"Expected t (*, M, M) and c (*, M); got {tuple(t.shape)} and {tuple(c.shape)}")
     return _solve_tanh(t, c)
+
+
+@full_precision
+def solve_tanh_transposed(r: Tensor, r_tilde: Tensor, slope: Tensor, c: Tensor) -> Tensor:
+    """The x ``(*, M)`` with (I + R̃ᵀ H Rᵀ) x = c, for R and R̃ ``(*, M, M)`` upper triangular and H = diag(slope).
+
+    The matrix is lower triangular, and differs from sample to sample where R and R̃ do not: it is never formed. With
+    s = Rᵀx, a block of rows k knows what the rows before it add,
+
+        p_k = Σ_{j<k} R_jkᵀ x_j,    e_k = c_k − Σ_{j<k} R̃_jkᵀ H_j s_j,
+
+    and is left with the small system (I + (R̃_kk R_kk)ᵀ H_k) s_k = p_k + R_kkᵀ e_k, whence x_k = e_k − R̃_kkᵀ H_k s_k.
+    """
+    c = c.expand(torch.broadcast_shapes(r.shape[:-1], r_tilde.shape[:-1], slope.shape, c.shape))
+    x, hs = c[..., :0], c[..., :0]  # of the rows so far
+    for start in range(0, c.shape[-1], _ROWS):
+        rows = slice(start, start + _ROWS)
+        r_k, r_tilde_k, h = r[..., rows, rows], r_tilde[..., rows, rows], slope[..., rows]
+        e = c[..., rows]
+        if start:
+            e = e - matvec(r_tilde[..., :start, rows].mT, hs)
+            s = matvec(r[..., : start + _ROWS, rows].mT, torch.cat([x, e], -1))
+        else:
+            s = matvec(r_k.mT, e)
+        eye = torch.eye(h.shape[-1], dtype=h.dtype, device=h.device)
+        small = (r_tilde_k @ r_k).mT * h.unsqueeze(-2) + eye
+        hs_k = h * torch.linalg.solve_triangular(small, s.unsqueeze(-1), upper=False).squeeze(-1)
+        x = torch.cat([x, e - matvec(r_tilde_k.mT, hs_k)], -1)
+        hs = torch.cat([hs, hs_k], -1)
+    return x
 
 
 class _SolveTanh(torch.autograd.Function):

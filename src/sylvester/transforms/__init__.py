@@ -2,7 +2,7 @@
 
 from sylvester.transforms.affine import TriangularAffineTransform
 from sylvester.transforms.autoregressive import AutoregressiveTransform
-from sylvester.transforms.base import FlowTransform, Inverse, call_and_ladj
+from sylvester.transforms.base import FlowTransform, Inverse, call_and_ladj, call_ladj_and_score
 from sylvester.transforms.coupling import CouplingTransform
 from sylvester.transforms.elementwise import Affine, Elementwise, Gated, Shift
 from sylvester.transforms.householder import HouseholderTransform
@@ -27,4 +27,5 @@ __all__ = [
     "SylvesterTransform",
     "TriangularAffineTransform",
     "call_and_ladj",
+    "call_ladj_and_score",
 ]

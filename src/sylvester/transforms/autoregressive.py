@@ -3,7 +3,8 @@
     z'_i = f(z_i; net_i(z_{<i})),    f increasing in z_i
 
 The Jacobian is triangular in the order of the network, so ladj is the sum of the log-slopes of f. Forward takes one
-pass of the network; the inverse takes as many as there are features, each of which settles one more coordinate.
+pass of the network; the inverse takes as many as there are features, each of which settles one more coordinate. So do
+scores, which ask for the transposed inverse of that Jacobian; in the other direction they take one backward pass.
 """
 
 from __future__ import annotations
@@ -56,6 +57,15 @@ class AutoregressiveTransform(FlowTransform):
         y, log_slope = self.elementwise.forward(z, self.net(z))
         return y, log_slope.sum(-1)
 
+    def _forward_and_score(self, z: Tensor, score: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        y, ladj = self._forward(z)
+        with torch.no_grad():
+            (_, log_slope), pull, *_ = torch.func.vjp(lambda x: self.elementwise.forward(x, self.net(x)), z.detach())
+            zero, slope = torch.zeros_like(z), log_slope.exp()
+            right = score - pull((zero, torch.ones_like(log_slope)))[0]
+            pushed = _solve_transposed(self.order, lambda x: pull((x, torch.zeros_like(log_slope)))[0], slope, right)
+        return y, ladj, pushed
+
     def _backward(self, y: Tensor) -> tuple[Tensor, Tensor]:
         known = rebuildable(self.net)
         if known is None:
@@ -88,6 +98,15 @@ def _in_order(
     return x
 
 
+def _solve_transposed(order: Tensor | None, pull: Callable[[Tensor], Tensor], slope: Tensor, right: Tensor) -> Tensor:
+    """The u with Jᵀu = right, given u -> Jᵀu and the diagonal of J."""
+
+    def solve(u: Tensor) -> Tensor:
+        return u + (right - pull(u)) / slope
+
+    return _in_order(order, solve, torch.zeros_like(right), last_first=True)
+
+
 class _Invert(torch.autograd.Function):
     """z with t(z; θ) = y, as a function of y and of the tensors θ of the network.
 
@@ -117,10 +136,7 @@ class _Invert(torch.autograd.Function):
         step = _functional(ctx)
         pull, slope = _pullback(lambda point: step(point, *tensors), z)
 
-        def solve(adjoint: Tensor) -> Tensor:
-            return adjoint + (grad - pull(adjoint)[0]) / slope
-
-        adjoint = _in_order(ctx.order, solve, torch.zeros_like(z), last_first=True)
+        adjoint = _solve_transposed(ctx.order, lambda x: pull(x)[0], slope, grad)
         grads = _pullback(lambda *theta: step(z, *theta), *tensors)[0](-adjoint) if tensors else ()
         return None, None, None, adjoint.sum_to_size(ctx.y_shape), *grads
 

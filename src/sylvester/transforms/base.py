@@ -7,13 +7,19 @@ A family implements two methods, each of which gives a value together with ladj 
 Everything else derives from these: ``t.call_and_ladj(z)`` and ``t.inv.call_and_ladj(y)``, which check what they are
 given, and from them ``t(z)``, ``t.inv(y)`` and ``t.log_abs_det_jacobian(z, y)``, with torch's caching, composition and
 shape rules.
+
+A third one is optional. It pushes the score δ = ∂log q/∂z of a density along, which path gradients want:
+
+    _forward_and_score(z, δ) -> (z', ladj, δ')        δ' = J⁻ᵀ(δ − ∂ladj/∂z),    J = ∂z'/∂z
+
+Without it, δ' is one backward pass through the inverse.
 """
 
 from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -66,14 +72,31 @@ class FlowTransform(Transform, ABC):
     def _check_parameters(self) -> None:
         """Under ``validate_args``: raise where the step would not be invertible."""
 
+    def _forward_and_score(self, z: Tensor, score: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """z', ladj and the score at z', which has no graph."""
+        y, ladj = self._forward(z)
+        return y, ladj, _through_inverse(self._backward, y, score, -1.0)
+
     @full_precision
     def call_and_ladj(self, z: Tensor) -> tuple[Tensor, Tensor]:
         """t(z) and its ladj, at the price of one."""
+        self._check_points(z)
+        return self._forward(z)
+
+    @full_precision
+    def call_ladj_and_score(self, z: Tensor, score: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """t(z), its ladj, and the score ∂log q'/∂z' there, for a density q of z with ``score`` = ∂log q/∂z.
+
+        As q'(z') = q(z) / |det J|, the score becomes J⁻ᵀ(score − ∂ladj/∂z). It has the shape of z, and no graph.
+        """
+        self._check_points(z)
+        return self._forward_and_score(z, score)
+
+    def _check_points(self, z: Tensor) -> None:
         if z.dim() < 1 or (self.features is not None and z.shape[-1] != self.features):
             raise ValueError(f"Expected points with {self.features} features in the last axis; got {tuple(z.shape)}")
         if self._validate_args and found(z.isnan()):
             raise ValueError("Expected points without NaN; got a NaN")
-        return self._forward(z)
 
     def residual(self, z: Tensor, y: Tensor) -> Tensor:
         """How far t(z) lies from y, relative to 1 + |y|, in the worst coordinate: ``(*)``.
@@ -185,6 +208,23 @@ def call_and_ladj(transform: Transform, z: Tensor) -> tuple[Tensor, Tensor]:
         y = transform(z)
         ladj = transform.log_abs_det_jacobian(z, y)
     return y, ladj.sum(-1) if transform.domain.event_dim == 0 else ladj
+
+
+def call_ladj_and_score(transform: Transform, z: Tensor, score: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The same, and the score of the image's density, given that of the point's: see `FlowTransform`."""
+    if isinstance(transform, FlowTransform):
+        return transform.call_ladj_and_score(z, score)
+    y, ladj = call_and_ladj(transform, z)
+    return y, ladj, _through_inverse(lambda point: call_and_ladj(transform.inv, point), y, score, 1.0)
+
+
+@torch.no_grad()
+def _through_inverse(
+    inverse: Callable[[Tensor], tuple[Tensor, Tensor]], y: Tensor, score: Tensor, sign: float
+) -> Tensor:
+    """The gradient at y of log q(z) + ``sign`` ladj for (z, ladj) = inverse(y), where ∂log q/∂z is the score."""
+    (z, ladj), pull, *_ = torch.func.vjp(inverse, y.detach())
+    return pull((score.expand_as(z), torch.full_like(ladj, sign)))[0]
 
 
 def inverse_tolerance(dtype: torch.dtype) -> float:

@@ -1,10 +1,12 @@
 """Householder flows (Tomczak & Welling, 2016): z' = H_H ··· H_1 z, volume preserving.
 
 They turn a diagonal Gaussian into one with full covariance. The determinant of a reflection is −1, so ladj = 0.
+Scores turn as points do.
 """
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from sylvester.linalg import HouseholderProduct
@@ -27,6 +29,11 @@ class HouseholderTransform(FlowTransform):
     def _forward(self, z: Tensor) -> tuple[Tensor, Tensor]:
         y = self._q.matvec(z)
         return y, y.new_zeros(y.shape[:-1])
+
+    def _forward_and_score(self, z: Tensor, score: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        y, ladj = self._forward(z)
+        with torch.no_grad():
+            return y, ladj, self._q.matvec(score)
 
     def _backward(self, y: Tensor) -> tuple[Tensor, Tensor]:
         z = self._q.rmatvec(y)

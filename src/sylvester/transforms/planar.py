@@ -45,5 +45,16 @@ class PlanarTransform(FlowTransform):
         h = torch.tanh(solve_tanh(self._wu[..., None, None], c.unsqueeze(-1)).squeeze(-1))
         return y - self.u * h.unsqueeze(-1), self._ladj(h)
 
+    def _forward_and_score(self, z: Tensor, score: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        # The Sylvester step's with M = 1: R̃ᵀ is w, and 1 + w·u tanh' divides.
+        h = torch.tanh((self.w * z).sum(-1) + self.b)
+        with torch.no_grad():
+            slope = 1 - h * h
+            determinant = 1 + self._wu * slope
+            grad_ladj = -2 * self._wu * h * slope / determinant
+            moved = (grad_ladj + slope * (self.u * score).sum(-1)) / determinant
+            pushed = score - self.w * moved.unsqueeze(-1)
+        return z + self.u * h.unsqueeze(-1), self._ladj(h), pushed
+
     def _ladj(self, h: Tensor) -> Tensor:
         return torch.log1p(self._wu * (1 - h * h))

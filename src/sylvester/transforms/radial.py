@@ -41,6 +41,20 @@ class RadialTransform(FlowTransform):
         stretch, ladj = self._stretch(torch.linalg.vector_norm(d, dim=-1))
         return self.center + d * stretch.unsqueeze(-1), ladj
 
+    def _forward_and_score(self, z: Tensor, score: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        y, ladj = self._forward(z)
+        with torch.no_grad():
+            d = z - self.center
+            r = torch.linalg.vector_norm(d, dim=-1, keepdim=True)
+            ray = d / torch.where(r > 0, r, 1.0)
+            alpha, reach = self.alpha.unsqueeze(-1), self.alpha.unsqueeze(-1) + r
+            pull = self.beta.unsqueeze(-1) / reach
+            across, along = 1 + pull, 1 + pull * alpha / reach  # the eigenvalues
+            slope = -pull / reach * ((z.shape[-1] - 1) / across + 2 * alpha / (reach * along))  # ∂ladj/∂r
+            outward = (ray * score).sum(-1, keepdim=True)
+            pushed = (score - ray * outward) / across + ray * (outward - slope) / along
+        return y, ladj, pushed
+
     def _backward(self, y: Tensor) -> tuple[Tensor, Tensor]:
         d = y - self.center
         r_new = torch.linalg.vector_norm(d, dim=-1)

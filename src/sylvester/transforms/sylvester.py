@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sylvester.linalg import Dense, OrthonormalOperator, as_operator, matvec, solve_tanh
+from sylvester.linalg import Dense, OrthonormalOperator, as_operator, matvec, solve_tanh, solve_tanh_transposed
 from sylvester.transforms.base import FlowTransform, batch_shape_of, broadcast
 
 
@@ -27,6 +27,10 @@ class SylvesterTransform(FlowTransform):
 
     The inverse never divides by R̃, which may be singular: with T = R̃R, solve a + T tanh(a) = R̃Qᵀz' + b for
     a = R̃Qᵀz + b (triangular and monotone), then z = z' − Q R tanh(a).
+
+    Scores take one triangular solve. With H = diag(tanh'(a)) the Jacobian is J = I + QRHR̃Qᵀ, and ∂ladj/∂z = QR̃ᵀg for
+    g = ∂ladj/∂a, g_i = −2ρ_i t_i h_i / (1 + ρ_i h_i). Outside the columns of Q, J is the identity; inside, Jᵀ is the
+    lower triangular I + R̃ᵀHRᵀ. So with (I + R̃ᵀHRᵀ) x = Qᵀδ − R̃ᵀg, δ' = δ + Q(x − Qᵀδ).
     """
 
     parameters = ("q", "r", "r_tilde", "b")
@@ -86,6 +90,16 @@ class SylvesterTransform(FlowTransform):
     def _forward(self, z: Tensor) -> tuple[Tensor, Tensor]:
         h = torch.tanh(self._project(z))  # (*, M)
         return z + self.q.matvec(matvec(self.r, h)), self._ladj(h)
+
+    def _forward_and_score(self, z: Tensor, score: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        h = torch.tanh(self._project(z))
+        with torch.no_grad():
+            slope = 1 - h * h
+            grad_ladj = -2 * self._rho * h * slope / (1 + self._rho * slope)
+            inside = self.q.rmatvec(score)
+            right = inside - matvec(self.r_tilde.mT, grad_ladj)
+            pushed = score + self.q.matvec(solve_tanh_transposed(self.r, self.r_tilde, slope, right) - inside)
+        return z + self.q.matvec(matvec(self.r, h)), self._ladj(h), pushed
 
     def _backward(self, y: Tensor) -> tuple[Tensor, Tensor]:
         h = torch.tanh(solve_tanh(self.r_tilde @ self.r, self._project(y)))

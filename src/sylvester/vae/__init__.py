@@ -7,7 +7,7 @@ The parts here are the paper's (gated convolutions) and plain ones for vectors; 
 from sylvester.vae.convolutional import GatedConvDecoder, GatedConvEncoder
 from sylvester.vae.likelihoods import PixelLevels
 from sylvester.vae.mlp import MLPDecoder, MLPEncoder
-from sylvester.vae.model import VAE, LogTerms
+from sylvester.vae.model import VAE, LogTerms, PathTerms
 
 __all__ = [
     "VAE",
@@ -16,5 +16,6 @@ __all__ = [
     "LogTerms",
     "MLPDecoder",
     "MLPEncoder",
+    "PathTerms",
     "PixelLevels",
 ]

@@ -27,6 +27,12 @@ class LogTerms(NamedTuple):
         return self.log_px_z + self.log_pz - self.log_q
 
 
+class PathTerms(LogTerms):
+    """The same, where the gradient of log q is that of the path alone: not every bound can use it."""
+
+    __slots__ = ()
+
+
 class VAE(nn.Module):
     """p(x|z) p(z), with a flow as the approximate posterior q(z|x).
 
@@ -99,11 +105,14 @@ class VAE(nn.Module):
         *,
         noise: Tensor | None = None,
         posterior: FlowDistribution | None = None,
+        path_gradient: bool = False,
     ) -> LogTerms:
         """Draw z ~ q(z|x) for each x and evaluate all log-densities there.
 
         ``noise`` (samples, B, D), standard normal, makes it a deterministic function. ``posterior`` is
-        ``self.posterior(x)`` where the caller has it already, so that x is not encoded again.
+        ``self.posterior(x)`` where the caller has it already, so that x is not encoded again. ``path_gradient`` leaves
+        a term of mean zero out of the gradient of log q, and gives `PathTerms`: see
+        `FlowDistribution.rsample_and_log_prob`.
         """
         check_data(x)
         shape = (samples, *x.shape[:1], self.flow.features)
@@ -111,7 +120,7 @@ class VAE(nn.Module):
             raise ValueError(f"Expected noise of shape {shape}, (samples, B, D); got {tuple(noise.shape)}")
         posterior = self.posterior(x) if posterior is None else posterior
         with _full_precision(x):
-            z, log_q = posterior.rsample_and_log_prob((samples,), noise=noise)
+            z, log_q = posterior.rsample_and_log_prob((samples,), noise=noise, path_gradient=path_gradient)
             log_pz = self.prior_distribution().log_prob(z)
         likelihood = self._decode(z)
         if x.shape != z.shape[1:-1] + likelihood.event_shape:
@@ -120,7 +129,8 @@ class VAE(nn.Module):
                 f"events; got {tuple(x.shape)}"
             )
         with _full_precision(x):
-            return LogTerms(z, likelihood.log_prob(x), log_pz, log_q)
+            terms = LogTerms(z, likelihood.log_prob(x), log_pz, log_q)
+        return PathTerms(*terms) if path_gradient else terms
 
     def forward(self, x: Tensor, samples: int = 1, *, noise: Tensor | None = None) -> LogTerms:
         return self.log_terms(x, samples, noise=noise)
