@@ -7,6 +7,7 @@ from sylvester.transforms.elementwise import Affine, Elementwise, Gated, Shift
 from sylvester.transforms.householder import HouseholderTransform
 from sylvester.transforms.planar import PlanarTransform
 from sylvester.transforms.radial import RadialTransform
+from sylvester.transforms.spline import RationalQuadratic
 from sylvester.transforms.sylvester import SylvesterTransform
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "Inverse",
     "PlanarTransform",
     "RadialTransform",
+    "RationalQuadratic",
     "Shift",
     "SylvesterTransform",
     "call_and_ladj",
