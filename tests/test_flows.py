@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 
 import naive
@@ -12,6 +13,7 @@ from cases import BATCHES, FEATURES, FLOWS, SCALES, generator, redraw
 from scipy import integrate, stats
 from test_transforms import jacobians
 from torch.distributions import AffineTransform
+from torch.nn.functional import elu, relu, silu
 
 from sylvester import flows, names
 from sylvester.distributions import FlowDistribution
@@ -288,6 +290,32 @@ def test_orders_of_the_autoregressive_steps():
 
     assert reversed_steps("paired") == "NRRNNRRN"
     assert reversed_steps("alternating") == "NRNRNRNR"
+
+
+def test_activations_by_name_or_as_functions():
+    families = {
+        name: make for name, make in flows.FAMILIES.items() if "activation" in inspect.signature(make).parameters
+    }
+    assert len(families) == 8
+    for name, make in families.items():
+        expected = "elu" if name in ("iaf", "mean-only-iaf") else "relu"  # the paper's, and what fits densities best
+        assert f"activation={expected}," in repr(make(2))
+    for name, function in {"elu": elu, "relu": relu, "silu": silu, "tanh": torch.tanh}.items():
+        flow = redraw(flows.MAF(3, 2, 2, activation=name), 1.0)
+        other = flows.MAF(3, 2, 2, activation=function)
+        other.load_state_dict(flow.state_dict())
+        assert f"activation={name}," in repr(flow)
+        z, h = torch.randn(4, 3), torch.randn(4, 2)
+        torch.testing.assert_close(flow(h).log_prob(z), other(h).log_prob(z), rtol=0, atol=0)
+        naive_z, _ = naive.sample_and_log_prob(flow, h[0].numpy(), z[0].numpy())
+        np.testing.assert_allclose(flow(h[0]).rsample_and_log_prob(noise=z[0])[0].detach(), naive_z, rtol=1e-8)
+    assert "activation=Softplus(" in repr(flows.NICE(2, activation=torch.nn.Softplus()))
+
+
+@pytest.mark.parametrize("family", [flows.IAF, flows.MAF, flows.NSF], ids=lambda f: f.__name__)
+def test_without_a_context_every_hidden_unit_sees_a_coordinate(family):
+    for net in family(2, 0, 2, hidden_features=4).steps[0].nets:
+        assert net.layers[0].mask.any(-1).all()
 
 
 def test_couplings_of_one_feature_depend_on_the_context_alone():
