@@ -1,9 +1,9 @@
 """The paper's experiments as data: its grid, and every figure of its tables 1, 2 and 3.
 
 A `Row` is one row of a table for one dataset, with the settings that make it: ``resolve({**row.settings, "preset":
-"paper"})`` is the run that the paper describes. Means and standard deviations are over three runs, in nats per image, for Frey
-Faces in bits per dimension. Table 3 (appendix B) is figure 3 in figures. Where tables 1 and 3 differ for the same
-model, both stand here: it is the paper's own noise.
+"paper"})`` is the run that the paper describes. Means and standard deviations are over three runs, in nats per image,
+for Frey Faces in bits per dimension. Table 3 (appendix B) is figure 3 in figures. Where tables 1 and 3 differ for the
+same model, both stand here: it is the paper's own noise.
 """
 
 from __future__ import annotations
@@ -162,10 +162,16 @@ TABLE2 = (
 )
 
 
-def _over_steps(flow: str, *figures: tuple[float, float], **sizes: int) -> tuple[Row, ...]:
+def _over_steps(
+    flow: str,
+    *figures: tuple[float, float],
+    hidden: int | None = None,
+    rank: int | None = None,
+    reflections: int | None = None,
+) -> tuple[Row, ...]:
     """−ELBO and its standard deviation with 4, 8 and 16 steps."""
     return tuple(
-        Row("table3", "mnist", flow, Published(*found), transforms=steps, **sizes)
+        Row("table3", "mnist", flow, Published(*found), None, steps, hidden, rank, reflections)
         for steps, found in zip((4, 8, 16), figures, strict=True)
     )
 
