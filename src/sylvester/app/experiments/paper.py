@@ -28,6 +28,7 @@ __all__ = [
     "Table",
     "Unit",
     "published",
+    "published_like",
 ]
 
 Table = Literal["table1", "table2", "table3"]
@@ -231,3 +232,9 @@ EXPERIMENTS: dict[str, Experiment] = {
 def published(config: Config, rows: Iterable[Row] = (*TABLE1, *TABLE2, *TABLE3)) -> list[Row]:
     """The rows for a run's dataset, flow and sizes, whatever else its settings say; of several tables, all."""
     return [row for row in rows if all(getattr(config, name) == value for name, value in row.settings.items())]
+
+
+def published_like(row: Row) -> list[Row]:
+    """The rows of other tables for the same model, where they have another −ELBO."""
+    rows = (*TABLE1, *TABLE2, *TABLE3)
+    return [other for other in rows if other.settings == row.settings and other.neg_elbo != row.neg_elbo]
