@@ -75,7 +75,7 @@ else:
                 raise ConfigError(f"Expected {name} to be values separated by commas; got {tokens[0].value!r}")
             return tuple(dict.fromkeys(_value(name, word) for word in words))
 
-        return Annotated[str | None, Parameter(help=describe(name), negative="", converter=convert)]
+        return Annotated[tuple | None, Parameter(help=describe(name), negative="", n_tokens=1, converter=convert)]
 
     def _value(name: str, word: str) -> Any:
         kind = kind_of(name)
@@ -329,9 +329,10 @@ def sweep(
     cells = sweeps.grid({**_given(values), **fixed})
     if against is not None and config is None and not any(cell.get("flow") == against for cell in cells):
         raise ConfigError(f"Expected a flow of the sweep to compare with; got {against}")
-    planned = sweeps.plan(out, cells, file=config, load=_loader(quiet))
+    load = _loader(quiet)
+    planned = sweeps.plan(out, cells, file=config, load=load)
     if dry_run:
-        return _show_plan(planned, where or Where(), quiet=quiet, json=json)
+        return _show_plan(planned, where or Where(), load, quiet=quiet, json=json)
     failures = _sweep(planned, where or Where(), quiet=quiet)
     _show_comparison(_comparison_of(planned, against), "json" if json else "table")
     _require_all(failures)
@@ -368,9 +369,10 @@ def reproduce(
 
     _require_format(format)
     chosen = reproduction.choose(experiment, preset=preset, only=only, seeds=seeds, data_dir=data_dir)
-    planned = sweeps.plan(out or Path("runs") / experiment, chosen.cells, load=_loader(quiet))
+    load = _loader(quiet)
+    planned = sweeps.plan(out or Path("runs") / experiment, chosen.cells, load=load)
     if dry_run:
-        return _show_plan(planned, where or Where(), quiet=quiet, json=format == "json")
+        return _show_plan(planned, where or Where(), load, quiet=quiet, json=format == "json")
     failures = _sweep(planned, where or Where(), quiet=quiet)
     for note in chosen.notes:
         display.say(note)
@@ -483,7 +485,16 @@ def _comparison_of(planned: Sequence[Cell], against: str | None) -> Comparison:
 
 
 def _loader(quiet: bool) -> Callable[[Config], Dataset]:
-    return lambda config: _load(config, quiet=quiet)
+    """Each dataset once, by the first seed that asks: sweeps look at its files and sizes alone."""
+    loaded: dict[tuple[Any, ...], Dataset] = {}
+
+    def load(config: Config) -> Dataset:
+        key = (config.dataset, config.data_dir, config.likelihood)
+        if key not in loaded:
+            loaded[key] = _load(config, quiet=quiet)
+        return loaded[key]
+
+    return load
 
 
 def _sweep(planned: Sequence[Cell], where: Where, *, quiet: bool) -> list[Failure]:
@@ -507,7 +518,9 @@ def _sweep(planned: Sequence[Cell], where: Where, *, quiet: bool) -> list[Failur
         return sweeps.work(planned, backend, retries=where.retries, report=report, notify=display.say)
 
 
-def _show_plan(planned: Sequence[Cell], where: Where, *, quiet: bool, json: bool) -> None:
+def _show_plan(
+    planned: Sequence[Cell], where: Where, load: Callable[[Config], Dataset], *, quiet: bool, json: bool
+) -> None:
     """What is done, half done and left, and how long it will take at most."""
     import torch
 
@@ -528,7 +541,7 @@ def _show_plan(planned: Sequence[Cell], where: Where, *, quiet: bool, json: bool
             if state.condition != "finished":
                 key = f"{cell.config.dataset} {settings_of(cell.config, seed=False)}"
                 if key not in speeds:
-                    speeds[key] = estimate.calibrate(cell.config, _load(cell.config, quiet=quiet))
+                    speeds[key] = estimate.calibrate(cell.config, load(cell.config))
                 left = speeds[key].left(cell.config, state.epochs)
             seconds += left
             lines.append({"path": str(cell.path), "state": state.condition, "epochs": state.epochs, "seconds": left})

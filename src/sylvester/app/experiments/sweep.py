@@ -115,21 +115,17 @@ def plan(
 ) -> list[Cell]:
     """The runs of a sweep, each once, after a look at whether their data and models can be had.
 
-    ``load`` gives the data of some settings; it is called once for each dataset.
+    ``load`` gives the data of some settings, of which the seed makes no difference here.
     """
     import torch
 
     from sylvester.app import models
 
-    datasets: dict[tuple[Any, ...], Dataset] = {}
     built: set[str] = set()
     found: dict[str, Cell] = {}
     for given in cells:
         config = resolve(given, file)
-        key = (config.dataset, config.data_dir, config.likelihood)
-        if key not in datasets:
-            datasets[key] = load(config)
-        data = datasets[key]
+        data = load(config)
         if (model := str(settings_of(config, seed=False))) not in built:
             built.add(model)
             with torch.device("meta"):  # sizes that make no model are refused before anything is written
