@@ -35,6 +35,11 @@ class Outcome:
         return self.code < 0
 
     @property
+    def refused(self) -> bool:
+        """Because another process had the run's lock, if only for the moment in which it ended."""
+        return self.code == 2 and self.reason.endswith("which is in use")
+
+    @property
     def reason(self) -> str:
         if self.killed:
             return f"was killed by {signal.Signals(-self.code).name}"

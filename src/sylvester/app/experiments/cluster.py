@@ -26,7 +26,7 @@ class Cluster:
             import ray
         except ModuleNotFoundError as error:
             raise ConfigError('Expected Ray to be installed; got none: pip install "sylvester[ray]"') from error
-        self._ray = ray
+        self._ray, self._own = ray, not ray.is_initialized()
         handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
             ray.init(address, log_to_driver=False, logging_level=logging.ERROR, ignore_reinit_error=True)
@@ -46,7 +46,7 @@ class Cluster:
         nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
         if not any(node.get("CPU", 0) >= cpus and node.get("GPU", 0) >= gpus for node in nodes):
             most = {kind: max((node.get(kind, 0) for node in nodes), default=0) for kind in ("CPU", "GPU")}
-            self._ray.shutdown()
+            self._leave()
             raise ConfigError(
                 f"Expected a machine of the cluster with {cpus:g} CPUs and {gpus:g} GPUs for a run; "
                 f"got at most {most['CPU']:g} and {most['GPU']:g}"
@@ -75,7 +75,12 @@ class Cluster:
     def close(self) -> None:
         for task in self._running:
             self._ray.cancel(task, force=True)
-        self._ray.shutdown()
+        self._leave()
+
+    def _leave(self) -> None:
+        """Unless this process was part of the cluster before."""
+        if self._own:
+            self._ray.shutdown()
 
 
 def _run(path: str, threads: int, data_dir: Path | None) -> tuple[int, tuple[str, ...]]:

@@ -317,8 +317,9 @@ def work(
                 state = State("finished") if outcome.code == 0 else examine(cell)
                 if state.condition == "finished":
                     finished += 1
-                elif state.condition == "locked":  # another was faster
+                elif state.condition == "locked" or outcome.refused:  # another was faster
                     later.append(cell)
+                    returning = time.monotonic() + _RETURN
                 elif outcome.killed and starts[cell.identity] <= retries:
                     notify(f"{cell.path} {outcome.reason}; started again.")
                     waiting.append(cell)
