@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import signal
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from sylvester.app.experiments.child import Child, Outcome
 from sylvester.app.experiments.sweep import Cell
 
 __all__ = ["Cluster"]
+
+_PATIENCE = 10.0  # seconds for a machine to answer
 
 
 class Cluster:
@@ -26,6 +29,7 @@ class Cluster:
             import ray
         except ModuleNotFoundError as error:
             raise ConfigError('Expected Ray to be installed; got none: pip install "sylvester[ray]"') from error
+        _require_listener(address)
         self._ray, self._own = ray, not ray.is_initialized()
         handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
@@ -81,6 +85,18 @@ class Cluster:
         """Unless this process was part of the cluster before."""
         if self._own:
             self._ray.shutdown()
+
+
+def _require_listener(address: str | None) -> None:
+    """Ask at HOST:PORT first: Ray would knock there for a minute, and then end the process."""
+    host, _, port = (address or "").removeprefix("ray://").rpartition(":")
+    if not host:
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_PATIENCE).close()
+    except (OSError, ValueError, OverflowError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise ConfigError(f"Expected a Ray cluster at {address}; got: {reason}") from None
 
 
 def _run(path: str, threads: int, data_dir: Path | None) -> tuple[int, tuple[str, ...]]:
