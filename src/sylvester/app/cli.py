@@ -10,9 +10,10 @@ import errno
 import io
 import os
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, fields, make_dataclass
+from dataclasses import asdict, dataclass, fields, make_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,15 +22,29 @@ from cyclopts import App, CycloptsError, Parameter, Token
 from sylvester import __version__
 from sylvester.allocator import keep_freed_memory
 from sylvester.app import display, machine, memory
-from sylvester.app.config import SETTINGS, WHOLE, Config, ConfigError, describe, from_text, kind_of, resolve, whole
+from sylvester.app.config import (
+    SETTINGS,
+    WHOLE,
+    Config,
+    ConfigError,
+    describe,
+    from_text,
+    kind_of,
+    refused,
+    resolve,
+    whole,
+)
 from sylvester.app.paths import PathError, destination, usable
 from sylvester.app.processes import Terminated
 from sylvester.app.runs import DamagedRun, Run, RunError, RunFailure
 
 if TYPE_CHECKING:
     from sylvester.app.data import Dataset
+    from sylvester.app.experiments.comparison import Comparison
+    from sylvester.app.experiments.sweep import Cell, Failure
 
     Flags = Any
+    Values = Any
 else:
 
     def _flag(name: str) -> Any:
@@ -47,6 +62,33 @@ else:
     Flags = make_dataclass(
         "Flags",
         [(name, _flag(name), None) for name in SETTINGS],
+        kw_only=True,
+        namespace={"__module__": __name__},
+    )
+
+    def _values(name: str) -> Any:
+        """A flag with several values of a setting, separated by commas; of a pair, the two by a colon."""
+
+        def convert(_: object, tokens: Sequence[Token]) -> Any:
+            words = tokens[0].value.split(",")
+            if not all(words):
+                raise ConfigError(f"Expected {name} to be values separated by commas; got {tokens[0].value!r}")
+            return tuple(dict.fromkeys(_value(name, word) for word in words))
+
+        return Annotated[tuple | None, Parameter(help=describe(name), negative="", n_tokens=1, converter=convert)]
+
+    def _value(name: str, word: str) -> Any:
+        kind = kind_of(name)
+        if kind is bool:
+            if word not in ("true", "false"):
+                raise refused(name, word)
+            return word == "true"
+        return from_text(name, *(word.split(":") if kind is tuple else [word]))
+
+    # One folder of data for all of a sweep; everything else may vary.
+    Values = make_dataclass(
+        "Values",
+        [(name, _values(name), None) for name in SETTINGS if name != "data_dir"],
         kw_only=True,
         namespace={"__module__": __name__},
     )
@@ -102,6 +144,40 @@ Json = Annotated[bool, Parameter(negative="", help="Print the result as JSON.")]
 DataDir = Annotated[
     Path | None, Parameter(converter=_path, help="Folder of the dataset's files; nothing is downloaded then.")
 ]
+
+
+Format = Annotated[str, Parameter(help="table, md, csv, tex or json.")]
+DryRun = Annotated[
+    bool, Parameter(negative="", help="Show what is done and what is left, with an estimate of the time.")
+]
+
+
+def _fraction(_: object, tokens: Sequence[Token]) -> float:
+    try:
+        value = float(tokens[0].value)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= 1024:
+        raise ConfigError(f"Expected {tokens[0].keyword} to be a number from 0 to 1,024; got {tokens[0].value!r}")
+    return value
+
+
+@dataclass(frozen=True, kw_only=True)
+class Where:
+    """Where the runs of a sweep are done."""
+
+    workers: Annotated[
+        int, Parameter(converter=_whole(1, 1024), help="Processes at a time, with their share of the threads.")
+    ] = 1
+    ray: Annotated[
+        tuple[str, ...] | None,
+        Parameter(consume_multiple=(0, 1), negative="", help="On the Ray cluster at this address, or this machine's."),
+    ] = None
+    cpus: Annotated[float, Parameter(converter=_fraction, help="Of the cluster, for each run.")] = 1
+    gpus: Annotated[float, Parameter(converter=_fraction, help="Of the cluster, for each run.")] = 0
+    retries: Annotated[
+        int, Parameter(converter=_whole(0, 1000), help="How often a run is started again whose process was killed.")
+    ] = 2
 
 
 @app.command(
@@ -213,6 +289,101 @@ def sample(
     display.show(str(target))
 
 
+@app.command
+def compare(
+    *runs: UserPath,
+    against: Annotated[
+        str | None, Parameter(help="A flow: differences from its runs on the same data, paired by seed and test image.")
+    ] = None,
+    format: Format = "table",
+) -> None:
+    """One table over run folders, grouped by everything but the seed; by default over all in ./runs."""
+    from sylvester.app.experiments import comparison
+
+    if not runs and not Path("runs").is_dir():
+        raise ConfigError("Expected run folders, or some in ./runs; got neither")
+    _show_comparison(comparison.compare(runs or [Path("runs")], against=against), format)
+
+
+@app.command
+def sweep(
+    *,
+    values: Annotated[Values | None, Parameter(name="*")] = None,
+    config: Annotated[Path | None, Parameter(converter=_path, help="TOML file of settings; flags override it.")] = None,
+    out: Annotated[Path, Parameter(converter=_path, help="The folder of the sweep's runs.")] = Path("runs/sweep"),
+    against: Annotated[str | None, Parameter(help="A flow: show the differences from its runs.")] = None,
+    data_dir: DataDir = None,
+    where: Annotated[Where | None, Parameter(name="*")] = None,
+    dry_run: DryRun = False,
+    quiet: Quiet = False,
+    json: Json = False,
+) -> None:
+    """Train all combinations of settings, each flag with one value or several (--flow gaussian,iaf --seed 0,1,2).
+
+    Stop it anywhere and call it again, or several times at once: what is finished is not repeated, what is half done
+    goes on, what is damaged is named and done again.
+    """
+    from sylvester.app.experiments import sweep as sweeps
+
+    fixed = {} if data_dir is None else {"data_dir": (data_dir,)}
+    cells = sweeps.grid({**_given(values), **fixed})
+    if against is not None and config is None and not any(cell.get("flow") == against for cell in cells):
+        raise ConfigError(f"Expected a flow of the sweep to compare with; got {against}")
+    load = _loader(quiet)
+    planned = sweeps.plan(out, cells, file=config, load=load)
+    if dry_run:
+        return _show_plan(planned, where or Where(), load, quiet=quiet, json=json)
+    failures = _sweep(planned, where or Where(), quiet=quiet)
+    _show_comparison(_comparison_of(planned, against), "json" if json else "table")
+    _require_all(failures)
+
+
+@app.command
+def reproduce(
+    experiment: str,
+    *,
+    preset: Annotated[
+        str | None, Parameter(help="Other settings than the paper's, such as quick; sizes of the flows follow.")
+    ] = None,
+    only: Annotated[
+        str | None, Parameter(help="Some of the grid: SETTING=VALUE,…, such as dataset=caltech101,flow=iaf.")
+    ] = None,
+    seeds: Annotated[
+        str | None, Parameter(help="By default 0,1,2, for Frey Faces the 123,321,231 of the paper's code.")
+    ] = None,
+    out: Annotated[
+        Path | None, Parameter(converter=_path, help="The folder of the runs; by default runs/EXPERIMENT.")
+    ] = None,
+    data_dir: DataDir = None,
+    where: Annotated[Where | None, Parameter(name="*")] = None,
+    dry_run: DryRun = False,
+    format: Format = "table",
+    quiet: Quiet = False,
+) -> None:
+    """Do an experiment of the paper, table1, table2, table3 or figure3, or digits, and show it beside the published.
+
+    A sweep like any other: stop it anywhere and call it again.
+    """
+    from sylvester.app.experiments import reproduction, tables
+    from sylvester.app.experiments import sweep as sweeps
+
+    _require_format(format)
+    chosen = reproduction.choose(experiment, preset=preset, only=only, seeds=seeds, data_dir=data_dir)
+    load = _loader(quiet)
+    planned = sweeps.plan(out or Path("runs") / experiment, chosen.cells, load=load)
+    if dry_run:
+        return _show_plan(planned, where or Where(), load, quiet=quiet, json=format == "json")
+    failures = _sweep(planned, where or Where(), quiet=quiet)
+    for note in chosen.notes:
+        display.say(note)
+    if chosen.rows and format != "json":
+        found = _comparison_of(planned, None)
+        display.show(tables.render(reproduction.table(chosen, found), format))
+    else:
+        _show_comparison(_comparison_of(planned, chosen.baseline), format)
+    _require_all(failures)
+
+
 @data_app.command(name="list")
 def data_list(*, data_dir: DataDir = None, json: Json = False) -> None:
     """The datasets, their sizes, licences and sources, and whether their files are here."""
@@ -281,6 +452,117 @@ def _given(flags: Any) -> dict[str, Any]:
     """What the user said on the command line, by the schema's names."""
     given = {field.name: getattr(flags, field.name) for field in fields(flags)} if flags is not None else {}
     return {name: value for name, value in given.items() if value is not None}
+
+
+def _require_format(form: str) -> None:
+    from sylvester.app.experiments.tables import FORMATS
+
+    if form not in FORMATS:
+        raise ConfigError(f"Expected --format to be one of {', '.join(FORMATS)}; got {form!r}")
+
+
+def _show_comparison(found: Comparison, form: str) -> None:
+    from sylvester.app.experiments import tables
+
+    _require_format(form)
+    if form == "json":
+        return display.show_json(tables.comparison_json(found))
+    table = tables.comparison_table(found)
+    if form == "csv":
+        display.show(tables.comparison_csv(found))
+        for note in table.notes[1:]:
+            display.say(note)
+    else:
+        display.show(tables.render(table, form))
+
+
+def _comparison_of(planned: Sequence[Cell], against: str | None) -> Comparison:
+    from sylvester.app.experiments import comparison
+
+    entries = [comparison.inspect(cell.path) for cell in planned]
+    finished = {entry.config.flow for entry in entries if entry.state == "finished"}
+    return comparison.compare_entries(entries, against=against if against in finished else None)
+
+
+def _loader(quiet: bool) -> Callable[[Config], Dataset]:
+    """Each dataset once, by the first seed that asks: sweeps look at its files and sizes alone."""
+    loaded: dict[tuple[Any, ...], Dataset] = {}
+
+    def load(config: Config) -> Dataset:
+        key = (config.dataset, config.data_dir, config.likelihood)
+        if key not in loaded:
+            loaded[key] = _load(config, quiet=quiet)
+        return loaded[key]
+
+    return load
+
+
+def _sweep(planned: Sequence[Cell], where: Where, *, quiet: bool) -> list[Failure]:
+    """Finish all runs, here or on a cluster."""
+    from sylvester.app.experiments import sweep as sweeps
+
+    states = [sweeps.examine(cell) for cell in planned]
+    if all(state.condition == "finished" for state in states):
+        if not quiet:
+            display.say(f"All {len(planned)} runs are finished already.")
+        return []
+    backend: sweeps.Backend
+    if where.ray is not None:
+        from sylvester.app.experiments.cluster import Cluster
+
+        address = where.ray[0] if where.ray else None
+        backend = Cluster(address, cpus=where.cpus, gpus=where.gpus, retries=where.retries)
+    else:
+        backend = sweeps.Local(where.workers, sweeps.share(where.workers))
+    with _interruptible("the same command"), display.SweepBar(quiet) as report:
+        return sweeps.work(planned, backend, retries=where.retries, report=report, notify=display.say)
+
+
+def _show_plan(
+    planned: Sequence[Cell], where: Where, load: Callable[[Config], Dataset], *, quiet: bool, json: bool
+) -> None:
+    """What is done, half done and left, and how long it will take at most."""
+    import torch
+
+    from sylvester.app.experiments import estimate
+    from sylvester.app.experiments import sweep as sweeps
+    from sylvester.app.experiments.identity import settings_of
+
+    threads = sweeps.share(where.workers)
+    if threads is not None and "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(threads)
+    speeds: dict[str, estimate.Speed] = {}
+    lines: list[dict[str, Any]] = []
+    seconds = 0.0
+    with display.counter("measuring", quiet) as progress:
+        for number, cell in enumerate(planned, start=1):
+            state = sweeps.examine(cell)
+            left = 0.0
+            if state.condition != "finished":
+                key = f"{cell.config.dataset} {settings_of(cell.config, seed=False)}"
+                if key not in speeds:
+                    speeds[key] = estimate.calibrate(cell.config, load(cell.config))
+                left = speeds[key].left(cell.config, state.epochs)
+            seconds += left
+            lines.append({"path": str(cell.path), "state": state.condition, "epochs": state.epochs, "seconds": left})
+            progress(number, len(planned))
+    if json:
+        return display.show_json({"runs": lines, "seconds": seconds / where.workers})
+    for line, cell in zip(lines, planned, strict=True):
+        about = "" if line["state"] == "finished" else f", at most {display.duration(line['seconds'])} left"
+        display.show(f"{line['state']:10}  {line['path']}  {line['epochs']} of {cell.config.epochs} epochs{about}")
+    counts = Counter(line["state"] for line in lines)
+    parts = ", ".join(f"{count} {condition}" for condition, count in counts.items())
+    display.show(
+        f"{len(planned)} runs: {parts}. At most {display.duration(seconds / where.workers)} on this machine with "
+        f"{where.workers} at a time; early stopping makes it less."
+    )
+
+
+def _require_all(failures: Sequence[Failure]) -> None:
+    if failures:
+        first = failures[0]
+        raise RunFailure(f"{len(failures)} of the runs failed; the first was {first.cell.path}: {first.reason}")
 
 
 def _prepare(config: Config) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -19,8 +20,10 @@ if TYPE_CHECKING:
     from sylvester.app import training
     from sylvester.app.config import Config
     from sylvester.app.data import Listing, Report
+    from sylvester.app.experiments import sweep
 
 WIDE = 80  # columns: with fewer, a line says less
+_PAUSE = 1.0  # seconds between two looks at the runs of a sweep
 
 messages = Console(stderr=True, highlight=False, soft_wrap=True)
 
@@ -66,6 +69,55 @@ class TrainingBar:
     def figures(self, figures: Mapping[str, float], width: int) -> str:
         parts = f" = recon. {figures['reconstruction']:.2f} + KL {figures['kl']:.2f}" if width >= WIDE else ""
         return f"−ELBO {figures['neg_elbo']:.2f}{parts}{self.valid}"
+
+
+class SweepBar:
+    """A sweep as a whole, and below it the runs that are being done here."""
+
+    def __init__(self, quiet: bool) -> None:
+        self.bar = bar("{task.description}", "{task.fields[figures]}", disable=quiet, transient=True)
+        self.tasks: dict[str, Any] = {}
+        self.total: Any = None
+        self.done, self.next = 0, 0.0
+
+    def __enter__(self) -> Callable[[sweep.Status], None]:
+        self.bar.start()
+        return self.show
+
+    def __exit__(self, *error: object) -> None:
+        self.bar.stop()
+
+    def show(self, status: sweep.Status) -> None:
+        now = time.monotonic()
+        if self.bar.disable or (status.finished + status.failed == self.done and now < self.next):
+            return
+        self.done, self.next = status.finished + status.failed, now + _PAUSE
+        if self.total is None:
+            self.total = self.bar.add_task("runs", total=status.total, figures="")
+        parts = 0.0
+        for name in self.tasks.keys() - {cell.path.name for cell in status.running}:
+            self.bar.remove_task(self.tasks.pop(name))
+        for cell in status.running:
+            name, epochs = cell.path.name, cell.config.epochs
+            done, valid = _progress(cell.path)
+            parts += done / epochs
+            figures = f"epoch {done}/{epochs}{valid}"
+            if name not in self.tasks:
+                self.tasks[name] = self.bar.add_task(f"  {name}", total=epochs, figures=figures)
+            self.bar.update(self.tasks[name], completed=done, figures=figures)
+        others = f", {status.elsewhere} elsewhere" if status.elsewhere else ""
+        failed = f", {status.failed} failed" if status.failed else ""
+        figures = f"{status.finished} of {status.total} finished{others}{failed}"
+        self.bar.update(self.total, completed=status.finished + status.failed + parts, figures=figures)
+
+
+def _progress(run: Path) -> tuple[int, str]:
+    """The epochs so far and the last validation −ELBO, of a run that another process writes."""
+    try:
+        lines = (run / "metrics.jsonl").read_bytes().splitlines()
+        return len(lines), f", valid. −ELBO {json.loads(lines[-1])['valid_neg_elbo']:.2f}"
+    except (OSError, ValueError, LookupError):  # none yet, or in the midst of a line
+        return 0, ""
 
 
 @contextmanager
@@ -138,8 +190,16 @@ def conclusion(path: Path, config: Config, result: Mapping[str, Any]) -> Iterato
     other = "orthogonal-sylvester" if config.flow == "triangular-sylvester" else "triangular-sylvester"
     yield (
         f"Next: sylvester sample {path} -n 64, sylvester evaluate {path} --samples 5000, "
-        f"or compare with sylvester train --dataset {config.dataset} --flow {other}"
+        f"or sylvester train --dataset {config.dataset} --flow {other} and sylvester compare"
     )
+
+
+def duration(seconds: float) -> str:
+    """In the unit that a person would choose."""
+    for unit, length in (("days", 86_400), ("hours", 3600), ("minutes", 60)):
+        if seconds >= 1.5 * length:
+            return f"{seconds / length:.1f} {unit}"
+    return f"{seconds:.0f} seconds"
 
 
 def listing(rows: Sequence[Listing]) -> None:

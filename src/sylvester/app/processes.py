@@ -139,12 +139,17 @@ class _Member(SpawnProcess):
 def _join(parent: int, held: Sequence[Any]) -> _Member:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    threading.Thread(target=_watch, args=(parent,), daemon=True).start()
+    end_with(parent)
     for fd in held:
         os.set_inheritable(fd.detach(), False)  # never closed: it is to go with the process
     return _Member.__new__(_Member)
+
+
+def end_with(parent: int) -> None:
+    """See to it that this process does not outlive the process ``parent``, which started it, however that ends."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    threading.Thread(target=_watch, args=(parent,), daemon=True).start()
 
 
 def _watch(parent: int) -> None:

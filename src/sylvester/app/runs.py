@@ -113,7 +113,7 @@ class Run:
         run = cls(path, config)
         with run.locked():  # of two that found the folder empty, one creates the run and the other is refused
             cls.require_free(path)
-            run._write_config()
+            run.write_config()
         return run
 
     @classmethod
@@ -128,10 +128,11 @@ class Run:
             except FileExistsError:
                 number += 1
             else:
-                run._write_config()
+                run.write_config()
                 return run
 
-    def _write_config(self) -> None:
+    def write_config(self) -> None:
+        """For a process that holds the lock, or that just made the folder."""
         with replacing(self.path / "config.toml") as file:
             file.write(checksums.signed(f"format = {self.format}\n{self.config.to_toml()}".encode()))
 

@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import statistics
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from sylvester.app.experiments.comparison import compare, find
+from sylvester.app.runs import Run, RunError
+from tests.app.experiments.conftest import tiny
+
+
+def result(path: Path) -> dict:
+    return json.loads((path / "result.json").read_text())
+
+
+def test_groups_have_the_means_of_the_result_files(study: Path) -> None:
+    found = compare([study])
+    assert [group.flow for group in found.groups] == ["gaussian", "planar"]
+    for group in found.groups:
+        for metric in ("neg_elbo", "nll"):
+            values = [result(study / f"{group.flow}-{seed}")[metric] for seed in (0, 1)]
+            summary = group.summary(metric)
+            assert summary is not None
+            assert summary.mean == pytest.approx(statistics.fmean(values), abs=1e-12)
+            assert summary.std == pytest.approx(abs(values[0] - values[1]) / math.sqrt(2))
+    assert found.varying() == ()
+    assert not found.damaged
+
+
+def test_differences_are_paired_by_seed_and_image(study: Path) -> None:
+    gaussian, planar = compare([study], against="gaussian").groups
+    assert not gaussian.against
+
+    def scores(flow: str, name: str) -> np.ndarray:
+        return np.stack([load_file(study / f"{flow}-{s}" / f"evaluation-30-seed{s}.safetensors")[name] for s in (0, 1)])
+
+    for metric, name in (("neg_elbo", "elbo"), ("nll", "log_px")):
+        d = scores("gaussian", name) - scores("planar", name)
+        found = planar.against[metric]
+        assert found.mean == pytest.approx(d.mean())
+        assert found.mean == pytest.approx(planar.summary(metric).mean - gaussian.summary(metric).mean)  # type: ignore[union-attr]
+        per_image = (d[0] + d[1]) / 2
+        assert found.std_error == pytest.approx(statistics.stdev(per_image) / math.sqrt(11))
+        assert found.seed_error == pytest.approx(abs(d[0].mean() - d[1].mean()) / 2)
+        assert (found.images, found.seeds) == (11, (0, 1))
+
+
+def test_pairs_are_of_seeds_that_both_have(study: Path) -> None:
+    shutil.rmtree(study / "gaussian-1")
+    _, planar = compare([study], against="gaussian").groups
+    assert planar.against["nll"].seeds == (0,)
+    assert planar.against["nll"].seed_error is None
+
+
+def test_unfinished_runs_are_shown_and_not_averaged(study: Path, archive: Path) -> None:
+    (study / "planar-1" / "result.json").unlink()
+    Run.create(study / "planar-2", tiny(archive, flow="planar", seed=2))
+    _, planar = compare([study]).groups
+    assert [(entry.config.seed, entry.state, entry.epochs) for entry in planar.entries] == [
+        (0, "finished", 2),
+        (1, "unfinished", 2),
+        (2, "unfinished", 0),
+    ]
+    assert planar.neg_elbo is not None
+    assert planar.neg_elbo.count == 1
+    assert planar.neg_elbo.mean == result(study / "planar-0")["neg_elbo"]
+
+
+@pytest.mark.parametrize("file", ["config.toml", "result.json", "metrics.jsonl", "evaluation-30-seed1.safetensors"])
+@pytest.mark.parametrize("missing", [False, True])
+def test_damaged_runs_are_named_and_never_averaged(study: Path, file: str, missing: bool) -> None:
+    target = study / "planar-1" / file
+    if missing and file == "result.json":
+        pytest.skip("a run without it is unfinished")
+    content = target.read_bytes()
+    target.unlink() if missing else target.write_bytes(content.replace(b"1", b"2"))
+    found = compare([study], against="gaussian")
+    assert [entry.path for entry in found.damaged] == [study / "planar-1"]
+    assert file in (found.damaged[0].problem or "")
+    assert [entry.config.seed for entry in found.groups[1].entries] == [0]
+
+
+def test_a_copy_of_a_run_counts_once(study: Path) -> None:
+    shutil.copytree(study / "planar-0", study / "again" / "planar")
+    found = compare([study])
+    assert [len(group.entries) for group in found.groups] == [2, 2]
+    assert len(found.repeated) == 1
+    assert [entry.path.name for entry in compare([study, study]).groups[0].entries] == ["gaussian-0", "gaussian-1"]
+
+
+def test_what_varies_is_named(study: Path, archive: Path) -> None:
+    Run.create(study / "more", tiny(archive, flow="planar", transforms=3))
+    Run.create(study / "wider", tiny(archive, flow="planar", latent=3))
+    assert compare([study]).varying() == ("transforms", "latent")
+    assert len(compare([study]).groups) == 4
+
+
+def test_bad_input_is_a_sentence(study: Path, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(RunError, match=r"Expected a folder with runs; got .*empty, which has none"):
+        find([tmp_path / "empty"])
+    with pytest.raises(RunError, match="which is no folder"):
+        find([tmp_path / "nowhere"])
+    with pytest.raises(RunError, match="Expected a flow among the runs to compare with, of gaussian, planar; got iaf"):
+        compare([study], against="iaf")
