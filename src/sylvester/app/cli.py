@@ -290,6 +290,27 @@ def sample(
 
 
 @app.command
+def demo(
+    *,
+    out: Annotated[
+        Path, Parameter(converter=_path, help="Folder of the two runs and the picture; called again, it goes on there.")
+    ] = Path("demo"),
+    quiet: Quiet = False,
+) -> None:
+    """What a flow is for, in two minutes: a Gaussian and a Sylvester posterior on the embedded digits, compared."""
+    from sylvester.app import demonstration
+
+    for flow in demonstration.FLOWS:
+        run = demonstration.run(out, flow)
+        if run.result is None:
+            display.say(f"sylvester train --preset demo --flow {flow} --out {run.path}")
+            _finish(run, _load(run.config, quiet=quiet), quiet=quiet)
+    found = demonstration.conclude(out)
+    for line in display.demonstration(found):
+        display.show(line)
+
+
+@app.command
 def compare(
     *runs: UserPath,
     against: Annotated[
@@ -606,19 +627,23 @@ def _prepare(config: Config) -> None:
 
 def _complete(run: Run, data: Dataset, *, quiet: bool, json: bool) -> None:
     """Train, evaluate and draw what the run still lacks, and say what came of it."""
-    from sylvester.app import results, training
-
-    with run.locked() as lock, _interruptible(f"sylvester resume {run.path}"):
-        bar = display.TrainingBar(run.config.epochs, quiet)
-        history = training.train(run, data, lock=lock, reporting=bar, notify=display.say)
-        with display.counter("evaluating", quiet) as progress:
-            result = results.conclude(run, data, history, progress=progress, notify=display.say)
+    result = _finish(run, data, quiet=quiet)
     if json:
         return display.show_json(result)
     if result["warning"] and not quiet:
         display.say(result["warning"])
     for line in display.conclusion(run.path, run.config, result):
         display.show(line)
+
+
+def _finish(run: Run, data: Dataset, *, quiet: bool) -> dict[str, Any]:
+    from sylvester.app import results, training
+
+    with run.locked() as lock, _interruptible(f"sylvester resume {run.path}"):
+        bar = display.TrainingBar(run.config.epochs, quiet)
+        history = training.train(run, data, lock=lock, reporting=bar, notify=display.say)
+        with display.counter("evaluating", quiet) as progress:
+            return results.conclude(run, data, history, progress=progress, notify=display.say)
 
 
 @contextmanager

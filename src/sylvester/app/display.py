@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from sylvester.app import training
     from sylvester.app.config import Config
     from sylvester.app.data import Listing, Report
+    from sylvester.app.demonstration import Demonstration
     from sylvester.app.experiments import sweep
 
 WIDE = 80  # columns: with fewer, a line says less
@@ -200,6 +201,20 @@ def duration(seconds: float) -> str:
         if seconds >= 1.5 * length:
             return f"{seconds / length:.1f} {unit}"
     return f"{seconds:.0f} seconds"
+
+
+def demonstration(found: Demonstration) -> Iterator[str]:
+    """Two posteriors and what one gains over the other."""
+    for flow, result in found.results.items():
+        yield f"{flow:21} {scores(result)}"
+    for name, difference in {"−ELBO": found.neg_elbo, "NLL": found.nll}.items():
+        yield (
+            f"The flow's {name} is {-difference.mean:+.3f} ± {_number(difference.std_error)} nats per image better, "
+            f"paired over {difference.images} test images."
+        )
+    gaps = " and ".join(f"{gap:.2f}" for gap in found.gaps.values())
+    yield f"{found.picture} shows the digit that the Gaussian fits worst: KL(q ‖ p) of {gaps} nats."
+    yield f"Next: sylvester report {found.folder} -o {found.folder / 'report.html'}"
 
 
 def listing(rows: Sequence[Listing]) -> None:

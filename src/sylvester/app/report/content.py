@@ -215,8 +215,8 @@ def _beside_the_paper(groups: Sequence[Group]) -> list[Block]:
             Text(
                 "Published: van den Berg, Hasenclever, Tomczak and Welling, Sylvester Normalizing Flows for "
                 f"Variational Inference, UAI 2018; mean ± standard deviation over {RUNS_BEHIND} runs. Differences are "
-                "ours minus theirs, and negative where ours is better; their error is that of both means over runs. Of a single "
-                "run the spread is not known, and theirs stands in for it."
+                "ours minus theirs, and negative where ours is better; their error is that of both means over runs. Of "
+                "a single run the spread is not known, and theirs stands in for it."
             )
         )
         blocks += [Text(note) for note in others]

@@ -33,7 +33,7 @@ _STYLE: Any = {
     "svg.fonttype": "none",
     "svg.hashsalt": "sylvester",  # the same figure is the same text
     "font.family": "sans-serif",
-    "font.size": 11,
+    "font.size": 10,
     "text.parse_math": False,  # a dollar in a name is a dollar
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -107,14 +107,14 @@ def _look(flow: str, *, marker: bool) -> dict[str, Any]:
     return look | ({"marker": _MARKERS[index], "markersize": 6} if marker else {})
 
 
-def _svg(name: str, draw: Callable[[Axes], None], *, size: tuple[float, float] = (7.0, 3.8)) -> Markup:
+def _svg(name: str, draw: Callable[[Axes], None], *, size: tuple[float, float] = (5.6, 3.6)) -> Markup:
     with matplotlib.rc_context(_STYLE):
         figure = Figure(figsize=size, layout="constrained")
         axes = figure.add_subplot()
         draw(axes)
         handles, labels = axes.get_legend_handles_labels()
         if handles:
-            figure.legend(handles, labels, loc="outside lower center", ncols=2, fontsize=10)
+            figure.legend(handles, labels, loc="outside lower center", ncols=2, fontsize=9)
         content = io.StringIO()
         empty: Mapping[str, None] = dict.fromkeys(("Date", "Creator", "Format", "Type"))
         figure.savefig(content, format="svg", transparent=True, metadata=empty)
