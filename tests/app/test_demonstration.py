@@ -29,7 +29,7 @@ def test_two_posteriors_one_comparison_one_picture(tmp_path: Path, monkeypatch: 
     assert found.neg_elbo.images == 300
     assert found.picture.read_bytes().startswith(b"\x89PNG")
     text = "\n".join(display.demonstration(found))
-    assert f"{-found.neg_elbo.mean:+.3f} ± {found.neg_elbo.std_error:.3f} nats" in text
+    assert f"−ELBO {-found.neg_elbo.mean:+.3f} ± {found.neg_elbo.std_error:.3f}" in text
     before = (found.folder / "gaussian" / "result.json").stat().st_mtime_ns
     assert make(found.folder).neg_elbo == found.neg_elbo  # finished runs are not repeated
     assert (found.folder / "gaussian" / "result.json").stat().st_mtime_ns == before

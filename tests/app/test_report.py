@@ -21,6 +21,7 @@ from sylvester.app.report.drawings import Line, training_curves
 from sylvester.app.runs import Run
 from tests.app import chromium
 from tests.app.conftest import TINY
+from tests.app.test_cli import sylvester
 
 UGLY = "<img src=x onerror=alert(1)> & $x$ \"quoted\" 'so'"
 
@@ -186,6 +187,17 @@ def test_runs_without_a_test_show_validation_alone(tmp_path: Path, archive: Path
     text = html_of(compare([tmp_path]))
     assert "rows of validation images" in text
     assert "How well the importance samples" not in text
+
+
+def test_on_the_command_line(folder: Path, tmp_path: Path) -> None:
+    target = tmp_path / "report.html"
+    done = sylvester("report", folder / "vae-0", folder / "t-4-0", "-o", target, "--quiet")
+    assert (done.returncode, done.stdout) == (0, f"{target}\n"), done.stderr
+    assert "−0.00" not in (text := target.read_text())
+    assert [row[0] for row in cells(text, "MNIST, nats")[1:]] == ["VAE", "T-SNF"]
+    refused = sylvester("report", tmp_path / "nowhere", "-o", target)
+    assert refused.returncode == 2
+    assert "Expected" in refused.stderr
 
 
 @pytest.fixture(scope="module")

@@ -294,7 +294,7 @@ def demo(
     *,
     out: Annotated[
         Path, Parameter(converter=_path, help="Folder of the two runs and the picture; called again, it goes on there.")
-    ] = Path("demo"),
+    ] = Path("runs/demo"),
     quiet: Quiet = False,
 ) -> None:
     """What a flow is for, in two minutes: a Gaussian and a Sylvester posterior on the embedded digits, compared."""

@@ -207,11 +207,9 @@ def demonstration(found: Demonstration) -> Iterator[str]:
     """Two posteriors and what one gains over the other."""
     for flow, result in found.results.items():
         yield f"{flow:21} {scores(result)}"
-    for name, difference in {"−ELBO": found.neg_elbo, "NLL": found.nll}.items():
-        yield (
-            f"The flow's {name} is {-difference.mean:+.3f} ± {_number(difference.std_error)} nats per image better, "
-            f"paired over {difference.images} test images."
-        )
+    gains = {"−ELBO": found.neg_elbo, "NLL": found.nll}
+    text = ", ".join(f"{name} {-gain.mean:+.3f} ± {_number(gain.std_error)}" for name, gain in gains.items())
+    yield f"What the flow gains, paired over {found.nll.images} test images, one seed: {text} nats per image."
     gaps = " and ".join(f"{gap:.2f}" for gap in found.gaps.values())
     yield f"{found.picture} shows the digit that the Gaussian fits worst: KL(q ‖ p) of {gaps} nats."
     yield f"Next: sylvester report {found.folder} -o {found.folder / 'report.html'}"

@@ -23,6 +23,7 @@ __all__ = ["Plane", "by_gap", "draw", "plane"]
 
 POINTS = 241  # on each side of the grid
 WIDTH = 7.0  # standard deviations of the prior to each side, where p(z|x) is sought
+CAPTION = "blue: the true posterior p(z|x); orange: q(z|x); 20, 50, 80 and 95 % of their mass; latents differ by model"
 TRUE, APPROXIMATE = "Blues", "#d55e00"  # told apart with every kind of colour vision, and in grey
 
 
@@ -88,7 +89,7 @@ def draw(planes: Mapping[str, Plane], image: Tensor, path: Path) -> None:
         axis.contour(first, second, approximate, levels=_levels(approximate), colors=APPROXIMATE, linewidths=1.6)
         axis.set(title=f"{name}\nKL(q ‖ p) = {found.gap:.2f} nats", xlabel="$z_1$", ylabel="$z_2$", aspect="equal")
         axis.set_adjustable("datalim")
-    figure.supxlabel("blue: the true posterior p(z|x); orange: q(z|x); 20, 50, 80 and 95 % of their mass", fontsize=9)
+    figure.supxlabel(CAPTION, fontsize=9)
     with replacing(path) as file:
         figure.savefig(file, format="png", dpi=150)
 
