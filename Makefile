@@ -8,7 +8,7 @@ WORKERS ?= 2
 .PHONY: demo test test-slow lint types format bench clean
 
 demo: $(VENV)/.app
-	$(BIN)/sylvester train
+	$(BIN)/sylvester demo
 
 # One thread a worker: the tests are many and small.
 test: lint types

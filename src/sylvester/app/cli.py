@@ -285,8 +285,29 @@ def sample(
 
     from sylvester.app import figures
 
-    figures.samples(opened.model(), target, number, seed=seed)
+    figures.write(figures.samples(opened.model(), number, seed=seed), target)
     display.show(str(target))
+
+
+@app.command
+def demo(
+    *,
+    out: Annotated[
+        Path, Parameter(converter=_path, help="Folder of the two runs and the picture; called again, it goes on there.")
+    ] = Path("runs/demo"),
+    quiet: Quiet = False,
+) -> None:
+    """What a flow is for, in two minutes: a Gaussian and a Sylvester posterior on the embedded digits, compared."""
+    from sylvester.app import demonstration
+
+    for flow in demonstration.FLOWS:
+        run = demonstration.run(out, flow)
+        if run.result is None:
+            display.say(f"sylvester train --preset demo --flow {flow} --out {run.path}")
+            _finish(run, _load(run.config, quiet=quiet), quiet=quiet)
+    found = demonstration.conclude(out)
+    for line in display.demonstration(found):
+        display.show(line)
 
 
 @app.command
@@ -300,9 +321,7 @@ def compare(
     """One table over run folders, grouped by everything but the seed; by default over all in ./runs."""
     from sylvester.app.experiments import comparison
 
-    if not runs and not Path("runs").is_dir():
-        raise ConfigError("Expected run folders, or some in ./runs; got neither")
-    _show_comparison(comparison.compare(runs or [Path("runs")], against=against), format)
+    _show_comparison(comparison.compare(_folders(runs), against=against), format)
 
 
 @app.command
@@ -384,6 +403,35 @@ def reproduce(
     _require_all(failures)
 
 
+@app.command
+def report(
+    *runs: UserPath,
+    out: Annotated[Path, Parameter(name=["--out", "-o"], converter=_path, help="The HTML file.")] = Path("report.html"),
+    against: Annotated[
+        str, Parameter(help="The flow that differences are taken against, where there are runs of it.")
+    ] = "gaussian",
+    quiet: Quiet = False,
+) -> None:
+    """Write one self-contained HTML page about runs, by default all in ./runs: tables, curves, pictures, time."""
+    from sylvester.app.experiments import comparison
+
+    folders = _folders(runs)
+    try:
+        destination(out)
+    except PathError as error:
+        raise ConfigError(f"Expected a file for the report; got {error}") from None
+    entries = comparison.load(folders)
+    flows = {entry.config.flow for entry in entries if entry.run is not None}
+    found = comparison.compare_entries(entries, against=against if against in flows else None)
+
+    from sylvester.app.report import html_of
+    from sylvester.app.runs import write_text
+
+    with display.counter("drawing", quiet) as progress:
+        write_text(out, html_of(found, progress=progress))
+    display.show(str(out))
+
+
 @data_app.command(name="list")
 def data_list(*, data_dir: DataDir = None, json: Json = False) -> None:
     """The datasets, their sizes, licences and sources, and whether their files are here."""
@@ -452,6 +500,12 @@ def _given(flags: Any) -> dict[str, Any]:
     """What the user said on the command line, by the schema's names."""
     given = {field.name: getattr(flags, field.name) for field in fields(flags)} if flags is not None else {}
     return {name: value for name, value in given.items() if value is not None}
+
+
+def _folders(runs: Sequence[Path]) -> Sequence[Path]:
+    if not runs and not Path("runs").is_dir():
+        raise ConfigError("Expected run folders, or some in ./runs; got neither")
+    return runs or [Path("runs")]
 
 
 def _require_format(form: str) -> None:
@@ -573,19 +627,23 @@ def _prepare(config: Config) -> None:
 
 def _complete(run: Run, data: Dataset, *, quiet: bool, json: bool) -> None:
     """Train, evaluate and draw what the run still lacks, and say what came of it."""
-    from sylvester.app import results, training
-
-    with run.locked() as lock, _interruptible(f"sylvester resume {run.path}"):
-        bar = display.TrainingBar(run.config.epochs, quiet)
-        history = training.train(run, data, lock=lock, reporting=bar, notify=display.say)
-        with display.counter("evaluating", quiet) as progress:
-            result = results.conclude(run, data, history, progress=progress, notify=display.say)
+    result = _finish(run, data, quiet=quiet)
     if json:
         return display.show_json(result)
     if result["warning"] and not quiet:
         display.say(result["warning"])
     for line in display.conclusion(run.path, run.config, result):
         display.show(line)
+
+
+def _finish(run: Run, data: Dataset, *, quiet: bool) -> dict[str, Any]:
+    from sylvester.app import results, training
+
+    with run.locked() as lock, _interruptible(f"sylvester resume {run.path}"):
+        bar = display.TrainingBar(run.config.epochs, quiet)
+        history = training.train(run, data, lock=lock, reporting=bar, notify=display.say)
+        with display.counter("evaluating", quiet) as progress:
+            return results.conclude(run, data, history, progress=progress, notify=display.say)
 
 
 @contextmanager

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from sylvester.app import training
     from sylvester.app.config import Config
     from sylvester.app.data import Listing, Report
+    from sylvester.app.demonstration import Demonstration
     from sylvester.app.experiments import sweep
 
 WIDE = 80  # columns: with fewer, a line says less
@@ -200,6 +201,18 @@ def duration(seconds: float) -> str:
         if seconds >= 1.5 * length:
             return f"{seconds / length:.1f} {unit}"
     return f"{seconds:.0f} seconds"
+
+
+def demonstration(found: Demonstration) -> Iterator[str]:
+    """Two posteriors and what one gains over the other."""
+    for flow, result in found.results.items():
+        yield f"{flow:21} {scores(result)}"
+    gains = {"−ELBO": found.neg_elbo, "NLL": found.nll}
+    text = ", ".join(f"{name} {-gain.mean:+.3f} ± {_number(gain.std_error)}" for name, gain in gains.items())
+    yield f"What the flow gains, paired over {found.nll.images} test images, one seed: {text} nats per image."
+    gaps = " and ".join(f"{gap:.2f}" for gap in found.gaps.values())
+    yield f"{found.picture} shows the digit that the Gaussian fits worst: KL(q ‖ p) of {gaps} nats."
+    yield f"Next: sylvester report {found.folder} -o {found.folder / 'report.html'}"
 
 
 def listing(rows: Sequence[Listing]) -> None:

@@ -1,7 +1,8 @@
-"""Contact sheets of images as PNG files."""
+"""Contact sheets of images as PNG."""
 
 from __future__ import annotations
 
+import io
 import math
 from pathlib import Path
 
@@ -16,8 +17,8 @@ from sylvester.vae import VAE
 TILE = 56  # pixels: smaller images are enlarged by a whole factor to about this size
 
 
-def contact_sheet(images: Tensor, path: Path, *, columns: int | None = None) -> None:
-    """Images (N, C, H, W) with values in [0, 1], row by row with thin lines between them.
+def contact_sheet(images: Tensor, *, columns: int | None = None) -> bytes:
+    """A PNG of images (N, C, H, W) with values in [0, 1], row by row with thin lines between them.
 
     Three channels are colours; of any other number each is grey, from left to right.
     """
@@ -33,21 +34,51 @@ def contact_sheet(images: Tensor, path: Path, *, columns: int | None = None) -> 
     for index, tile in enumerate(tiles):
         y, x = 1 + index // columns * step_y, 1 + index % columns * step_x
         sheet[y : y + scale * height, x : x + scale * width] = tile
+    content = io.BytesIO()
+    matplotlib.image.imsave(content, sheet, format="png")
+    return content.getvalue()
+
+
+def write(sheet: bytes, path: Path) -> None:
     with replacing(path) as file:
-        matplotlib.image.imsave(file, sheet, format="png")
+        file.write(sheet)
 
 
-def samples(vae: VAE, path: Path, count: int, *, seed: int = 0) -> None:
+def samples(vae: VAE, count: int, *, seed: int = 0) -> bytes:
     """Means of the decoder at ``count`` draws from the prior."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        contact_sheet(vae.sample(count, mean=True), path)
+        return contact_sheet(vae.sample(count, mean=True))
 
 
-def reconstructions(vae: VAE, images: Tensor, path: Path, *, columns: int = 10, seed: int = 0) -> None:
+def reconstructions(vae: VAE, images: Tensor, *, columns: int = 10, seed: int = 0) -> bytes:
     """Rows of images, each with the row of their reconstructions below it."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         again = vae.reconstruct(images.to(vae.origin))
     pairs = zip(images.split(columns), again.cpu().split(columns), strict=True)
-    contact_sheet(torch.cat([row for pair in pairs for row in pair]), path, columns=columns)
+    return contact_sheet(torch.cat([row for pair in pairs for row in pair]), columns=columns)
+
+
+@torch.no_grad()
+def interpolations(vae: VAE, images: Tensor, *, columns: int = 10, seed: int = 0) -> bytes:
+    """A row for each two images (2n, C, H, W), first and last: between them, means of the decoder on the way.
+
+    The way is a great circle from one draw of the posterior to the other, its length changing evenly: points of a
+    straight line would be nearer to zero than almost all draws from the prior.
+    """
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        start, end = vae.posterior(images.to(vae.origin)).sample().unflatten(0, (-1, 2)).unbind(1)  # (n, D)
+    share = torch.linspace(0, 1, columns - 2).to(start)[:, None, None]  # (T, 1, 1)
+    lengths = [z.norm(dim=-1, keepdim=True) for z in (start, end)]
+    units = [z / length for z, length in zip((start, end), lengths, strict=True)]
+    angle = (units[0] * units[1]).sum(-1, keepdim=True).clamp(-1, 1).acos()
+    apart = angle.sin() > 1e-3  # otherwise the circle is a line, or any of many
+    safe = torch.where(apart, angle, torch.ones_like(angle))
+    turned = [((1 - share) * safe).sin() / safe.sin(), (share * safe).sin() / safe.sin()]
+    circle = (turned[0] * units[0] + turned[1] * units[1]) * ((1 - share) * lengths[0] + share * lengths[1])
+    z = torch.where(apart, circle, (1 - share) * start + share * end)  # (T, n, D)
+    between = vae.decoder(z).mean.transpose(0, 1).to(images)  # (n, T, C, H, W)
+    first, last = images.unflatten(0, (-1, 2)).split(1, dim=1)
+    return contact_sheet(torch.cat([first, between, last], dim=1).flatten(0, 1), columns=columns)

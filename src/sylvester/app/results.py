@@ -185,8 +185,8 @@ def conclude(
         tested = bound(run, data)
     evaluation_seconds = time.perf_counter() - started
     vae = run.model()
-    figures.samples(vae, run.path / "samples.png", 64, seed=config.seed)
-    figures.reconstructions(vae, shown[:40], run.path / "reconstructions.png", seed=config.seed)
+    figures.write(figures.samples(vae, 64, seed=config.seed), run.path / "samples.png")
+    figures.write(figures.reconstructions(vae, shown[:40], seed=config.seed), run.path / "reconstructions.png")
 
     best = best_epoch(history)
     train_seconds = sum(line["seconds"] for line in history)
