@@ -191,7 +191,7 @@ class Inverse(FlowTransform):
         return self.transform
 
     def with_cache(self, cache_size: int = 1) -> FlowTransform:
-        return Inverse(self.transform.with_cache(cache_size))
+        return self if self._cache_size == cache_size else Inverse(self.transform.with_cache(cache_size))
 
     def __repr__(self) -> str:
         return f"{self.transform}.inv"
