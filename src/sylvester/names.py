@@ -17,12 +17,9 @@ FLOWS = (
     "triangular-sylvester",
     "iaf",
     "mean-only-iaf",
-    "affine-iaf",
     "maf",
-    "nsf",
     "nice",
     "realnvp",
-    "coupling-nsf",
 )
 
 DATASETS = ("digits", "mnist", "omniglot", "caltech101", "freyfaces")

@@ -11,12 +11,12 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.distributions import Transform
-from torch.nn.functional import elu, linear, relu, silu
+from torch.nn.functional import linear
 
 from sylvester.buffers import DerivedBuffers
 from sylvester.flows.hypernetwork import Hypernetwork, Init, Output
@@ -26,9 +26,7 @@ from sylvester.transforms import Elementwise
 # Rows of a block: fewer of them skip more of the weights, more of them make better products.
 _BLOCK = 320
 
-ActivationName = Literal["elu", "relu", "silu", "tanh"]
-Activation = ActivationName | Callable[[Tensor], Tensor]
-_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"elu": elu, "relu": relu, "silu": silu, "tanh": torch.tanh}
+Activation = Callable[[Tensor], Tensor]
 
 
 class MaskedLinear(DerivedBuffers, nn.Linear):
@@ -149,7 +147,7 @@ class MaskedNet(DerivedBuffers):
         hidden_features: Sequence[int],
         numbers: int,
         *,
-        activation: Callable[[Tensor], Tensor],
+        activation: Activation,
         lowest_degree: int = 0,
     ):
         super().__init__()
@@ -185,7 +183,7 @@ class BoundNet:
         context: Tensor | None,
         position: Tensor,
         numbers: int,
-        activation: Callable[[Tensor], Tensor],
+        activation: Activation,
     ):
         self.layers, self.context, self.position = layers, context, position
         self.numbers, self.activation = numbers, activation
@@ -221,7 +219,7 @@ class MaskedSteps(nn.Module):
         elementwise: what the steps do to one coordinate.
         bind: makes a transform of a network that is bound to a context.
         hidden_features: one width for two layers, or a width for each; None for a default.
-        activation: between the layers: "elu", "relu", "silu", "tanh" or a function of a tensor.
+        activation: between the layers.
         lowest_degree: see `MaskedNet`.
         init, hyper_features: as for every family. Under ``init="torch"`` weights start from N(0, 2/outputs) and biases
             from 0, as in the paper's experiments.
@@ -241,13 +239,11 @@ class MaskedSteps(nn.Module):
         hyper_features: Sequence[int],
     ):
         super().__init__()
-        self.elementwise, self.bind, self.activation = elementwise, bind, _function_of(activation)
+        self.elementwise, self.bind = elementwise, bind
         features = len(positions[0])
         self.widths = _hidden_widths(hidden_features, features)
         self.nets = nn.ModuleList(
-            MaskedNet(
-                position, self.widths, elementwise.numbers, activation=self.activation, lowest_degree=lowest_degree
-            )
+            MaskedNet(position, self.widths, elementwise.numbers, activation=activation, lowest_degree=lowest_degree)
             for position in positions
         )
         for net in self._nets():
@@ -263,10 +259,7 @@ class MaskedSteps(nn.Module):
         return [self.bind(net.bind(shared)) for net in self._nets()]
 
     def extra_repr(self) -> str:
-        activation = getattr(self.activation, "__name__", self.activation)
-        return (
-            f"transforms={len(self.nets)}, hidden_features={self.widths}, activation={activation}, {self.elementwise}"
-        )
+        return f"transforms={len(self.nets)}, hidden_features={self.widths}, {self.elementwise}"
 
 
 @torch.no_grad()
@@ -285,14 +278,6 @@ def _start(net: MaskedNet, elementwise: Elementwise, transforms: int, init: Init
     last.bias.mul_(factor)
     for number, bias in enumerate(biases):
         last.bias[number * features : (number + 1) * features] += bias
-
-
-def _function_of(activation: Activation) -> Callable[[Tensor], Tensor]:
-    if callable(activation):
-        return activation
-    if not isinstance(activation, str) or activation not in _ACTIVATIONS:
-        raise ValueError(f"Expected activation in {tuple(_ACTIVATIONS)} or a function of a tensor; got {activation!r}")
-    return _ACTIVATIONS[activation]
 
 
 def _hidden_widths(hidden_features: int | Sequence[int] | None, features: int) -> tuple[int, ...]:

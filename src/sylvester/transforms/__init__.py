@@ -8,7 +8,6 @@ from sylvester.transforms.elementwise import Affine, Elementwise, Gated, Shift
 from sylvester.transforms.householder import HouseholderTransform
 from sylvester.transforms.planar import PlanarTransform
 from sylvester.transforms.radial import RadialTransform
-from sylvester.transforms.spline import RationalQuadratic
 from sylvester.transforms.support import SupportTransform
 from sylvester.transforms.sylvester import SylvesterTransform
 
@@ -23,7 +22,6 @@ __all__ = [
     "Inverse",
     "PlanarTransform",
     "RadialTransform",
-    "RationalQuadratic",
     "Shift",
     "SupportTransform",
     "SylvesterTransform",
