@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -11,6 +12,10 @@ from sylvester.app import machine
 BF16 = machine.bf16(os.environ)
 if BF16 == "limited":
     machine.allow_bf16(os.environ)
+
+# A script's background job has SIGINT ignored, and so have all that it starts: tests interrupt processes.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 import torch  # noqa: E402
 
