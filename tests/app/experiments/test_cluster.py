@@ -29,6 +29,7 @@ def test_an_address_where_nobody_listens_is_refused_at_once() -> None:
         Cluster("here:x")
 
 
+@pytest.mark.slow
 def test_a_worker_killed_in_mid_run_is_replaced_and_the_figures_are_the_same(archive: Path, tmp_path: Path) -> None:
     token = tmp_path / "token"
     token.write_text(secrets.token_hex(32))

@@ -188,6 +188,7 @@ def test_a_killed_process_is_started_again_and_a_failing_one_named(archive: Path
     assert figures(cell.path) == figures(finish(tmp_path / "expected", config).path)
 
 
+@pytest.mark.slow
 def test_a_killed_sweep_takes_its_runs_along_and_ends_with_the_same_figures(archive: Path, tmp_path: Path) -> None:
     given = settings(archive, **LONG)
     flags = [f"--{key.replace('_', '-')}={value}" for key, value in given.items()]
