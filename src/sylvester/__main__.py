@@ -27,7 +27,8 @@ def _run() -> None:
     except ModuleNotFoundError as error:
         if error.name is None or error.name.startswith("sylvester"):
             raise
-        sys.exit(f'The command line needs {error.name}, which is not installed: pip install "sylvester[app]"')
+        package = error.name.partition(".")[0]
+        sys.exit(f'The command line needs {package}, which is not installed: pip install "sylvester[app]"')
     run()
 
 
