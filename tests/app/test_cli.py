@@ -197,9 +197,10 @@ def in_terminal(columns: int, *words: str | Path, until: str) -> tuple[int, str]
 
 
 @pytest.mark.parametrize("columns", [50, 80])
-def test_a_terminal_shows_one_line_and_ctrl_c_ends_it(columns: int, long_flags: list[str], tmp_path: Path) -> None:
-    code, seen = in_terminal(columns, "train", *long_flags, "--out", tmp_path / "run", until="valid.")
-    assert code == 130
+def test_a_terminal_shows_one_line_and_ctrl_c_ends_it(columns: int, flags: Flags, tmp_path: Path) -> None:
+    endless = flags(epochs=100_000)
+    code, seen = in_terminal(columns, "train", *endless, "--out", tmp_path / "run", until="valid.")
+    assert code == 130, seen
     assert "Traceback" not in seen
     assert seen.count("Interrupted; ") == 1
     plain = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", seen)
