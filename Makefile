@@ -12,7 +12,7 @@ demo: $(VENV)/.app
 
 # One thread a worker: the tests are many and small.
 test: lint types
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --durations 10
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist worksteal --durations 10
 
 test-slow: $(VENV)/.dev
 	$(BIN)/pytest -m slow

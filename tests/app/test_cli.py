@@ -21,28 +21,15 @@ import numpy as np
 import pytest
 
 from sylvester.app.display import TrainingBar
+from tests.app.commands import command, environment, in_own_process, sylvester
 
 Flags = Callable[..., list[str]]
-
-
-def sylvester(*arguments: str | Path, **options: object) -> subprocess.CompletedProcess[str]:
-    """Run the command in a process of its own."""
-    options = {"env": environment(), **options}
-    return subprocess.run(command(*arguments), capture_output=True, text=True, **options)  # type: ignore[call-overload]
-
-
-def command(*arguments: str | Path) -> list[str]:
-    return [sys.executable, "-m", "sylvester", *map(str, arguments)]
-
-
-def environment() -> dict[str, str]:
-    return {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
 @pytest.fixture(scope="module")
 def finished(flags: Flags, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("runs") / "run"
-    done = sylvester("train", *flags(), "--out", path, "--quiet")
+    done = in_own_process("train", *flags(), "--out", path, "--quiet")
     assert done.returncode == 0, done.stderr
     assert len(done.stdout.splitlines()) == 3
     assert done.stderr == ""
@@ -140,7 +127,7 @@ def interrupt(flags: list[str], path: Path, signal_number: int, epochs: int) -> 
 @pytest.fixture(scope="module")
 def long_flags(flags: Flags) -> list[str]:
     """Enough epochs that a signal arrives in the midst of them."""
-    return flags(epochs=200)
+    return flags(epochs=80)
 
 
 @pytest.fixture(scope="module")
@@ -406,7 +393,7 @@ def test_bad_input_is_one_sentence_and_leaves_nothing(words: list[str], expected
     os.mkfifo(tmp_path / "pipe.npz")
     before = sorted(tmp_path.rglob("*"))
     out = ["--out", "run"] if words[0] == "train" and "--out" not in words else []
-    done = sylvester(*words, *out, cwd=tmp_path, env={**environment(), "SYLVESTER_BF16": "denied"})
+    done = sylvester(*words, *out, cwd=tmp_path, SYLVESTER_BF16="denied")
     assert done.returncode == 2, done.stderr
     assert len(done.stderr.splitlines()) == 1, done.stderr
     assert expected in done.stderr
@@ -429,7 +416,7 @@ def test_a_disk_that_takes_no_more_is_a_sentence(flags: Flags, tmp_path: Path) -
     def limit() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (small, small))
 
-    done = sylvester("train", *flags(), "--out", path, "--quiet", preexec_fn=limit)
+    done = in_own_process("train", *flags(), "--out", path, "--quiet", preexec_fn=limit)
     assert done.returncode == 1
     assert len(done.stderr.splitlines()) == 1, done.stderr
     assert "File too large" in done.stderr

@@ -17,7 +17,8 @@ import pytest
 
 from sylvester.app.processes import Ended, together
 from sylvester.app.runs import Run
-from tests.app.test_cli import command, environment, figures, lines, sylvester
+from tests.app.commands import command, environment, sylvester
+from tests.app.test_cli import figures, lines
 
 Send = Callable[[Any], None]
 

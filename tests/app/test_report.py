@@ -20,8 +20,8 @@ from sylvester.app.report import html_of
 from sylvester.app.report.drawings import Line, training_curves
 from sylvester.app.runs import Run
 from tests.app import chromium
+from tests.app.commands import sylvester
 from tests.app.conftest import TINY
-from tests.app.test_cli import sylvester
 
 UGLY = "<img src=x onerror=alert(1)> & $x$ \"quoted\" 'so'"
 

@@ -236,7 +236,9 @@ def test_other_data_is_not_taken_for_the_runs_own(tiny: Config, halves: data.Dat
         training.train(run, replace(halves, sha256={"halves.npz": "0" * 64}))
 
 
-@pytest.mark.parametrize("option", [{"compile": True}, {"precision": "bf16-mixed"}])
+@pytest.mark.parametrize(
+    "option", [pytest.param({"compile": True}, marks=pytest.mark.slow), {"precision": "bf16-mixed"}]
+)
 def test_compiled_and_mixed_precision_training_stay_close_to_plain(
     option: dict[str, Any], tiny: Config, halves: data.Dataset, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:

@@ -40,7 +40,7 @@ from sylvester.app.runs import DamagedRun, Run, RunError, RunFailure
 
 if TYPE_CHECKING:
     from sylvester.app.data import Dataset
-    from sylvester.app.experiments.comparison import Comparison
+    from sylvester.app.experiments.comparison import Comparison, Entry
     from sylvester.app.experiments.sweep import Cell, Failure
 
     Flags = Any
@@ -321,6 +321,7 @@ def compare(
     """One table over run folders, grouped by everything but the seed; by default over all in ./runs."""
     from sylvester.app.experiments import comparison
 
+    _require_format(format)
     _show_comparison(comparison.compare(_folders(runs), against=against), format)
 
 
@@ -375,6 +376,9 @@ def reproduce(
     ] = None,
     data_dir: DataDir = None,
     where: Annotated[Where | None, Parameter(name="*")] = None,
+    report: Annotated[
+        Path | None, Parameter(converter=_path, help="Write an HTML page about the runs to this file, too.")
+    ] = None,
     dry_run: DryRun = False,
     format: Format = "table",
     quiet: Quiet = False,
@@ -387,6 +391,8 @@ def reproduce(
     from sylvester.app.experiments import sweep as sweeps
 
     _require_format(format)
+    if report is not None:
+        _require_destination(report)
     chosen = reproduction.choose(experiment, preset=preset, only=only, seeds=seeds, data_dir=data_dir)
     load = _loader(quiet)
     planned = sweeps.plan(out or Path("runs") / experiment, chosen.cells, load=load)
@@ -400,6 +406,8 @@ def reproduce(
         display.show(tables.render(reproduction.table(chosen, found), format))
     else:
         _show_comparison(_comparison_of(planned, chosen.baseline), format)
+    if report is not None:
+        _write_report(report, _comparison_of(planned, "gaussian"), quiet=quiet)
     _require_all(failures)
 
 
@@ -416,19 +424,8 @@ def report(
     from sylvester.app.experiments import comparison
 
     folders = _folders(runs)
-    try:
-        destination(out)
-    except PathError as error:
-        raise ConfigError(f"Expected a file for the report; got {error}") from None
-    entries = comparison.load(folders)
-    flows = {entry.config.flow for entry in entries if entry.run is not None}
-    found = comparison.compare_entries(entries, against=against if against in flows else None)
-
-    from sylvester.app.report import html_of
-    from sylvester.app.runs import write_text
-
-    with display.counter("drawing", quiet) as progress:
-        write_text(out, html_of(found, progress=progress))
+    _require_destination(out)
+    _write_report(out, _compared(comparison.load(folders), against), quiet=quiet)
     display.show(str(out))
 
 
@@ -518,7 +515,6 @@ def _require_format(form: str) -> None:
 def _show_comparison(found: Comparison, form: str) -> None:
     from sylvester.app.experiments import tables
 
-    _require_format(form)
     if form == "json":
         return display.show_json(tables.comparison_json(found))
     table = tables.comparison_table(found)
@@ -533,9 +529,30 @@ def _show_comparison(found: Comparison, form: str) -> None:
 def _comparison_of(planned: Sequence[Cell], against: str | None) -> Comparison:
     from sylvester.app.experiments import comparison
 
-    entries = [comparison.inspect(cell.path) for cell in planned]
+    return _compared([comparison.inspect(cell.path) for cell in planned], against)
+
+
+def _compared(entries: Sequence[Entry], against: str | None) -> Comparison:
+    """Against a flow where there is a finished run of it, alone otherwise."""
+    from sylvester.app.experiments import comparison
+
     finished = {entry.config.flow for entry in entries if entry.state == "finished"}
     return comparison.compare_entries(entries, against=against if against in finished else None)
+
+
+def _require_destination(report: Path) -> None:
+    try:
+        destination(report)
+    except PathError as error:
+        raise ConfigError(f"Expected a file for the report; got {error}") from None
+
+
+def _write_report(path: Path, found: Comparison, *, quiet: bool) -> None:
+    from sylvester.app.report import html_of
+    from sylvester.app.runs import write_text
+
+    with display.counter("drawing", quiet) as progress:
+        write_text(path, html_of(found, progress=progress))
 
 
 def _loader(quiet: bool) -> Callable[[Config], Dataset]:
@@ -667,13 +684,7 @@ def _data_errors() -> Iterator[None]:
 
 
 def _load(config: Config, data_dir: Path | None = None, *, quiet: bool) -> Dataset:
-    from sylvester.app.data import load
+    from sylvester.app.runs import data_of
 
     with _data_errors():
-        return load(
-            config.dataset,
-            data_dir=data_dir or config.data_dir,
-            seed=config.seed,
-            likelihood=config.likelihood,
-            progress=not quiet,
-        )
+        return data_of(config, data_dir, progress=not quiet)

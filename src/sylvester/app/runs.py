@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from sylvester.app.data import Dataset
     from sylvester.vae import VAE
 
-__all__ = ["FORMAT", "DamagedRun", "Run", "RunError", "RunFailure", "replacing", "write_json", "write_text"]
+__all__ = ["FORMAT", "DamagedRun", "Run", "RunError", "RunFailure", "data_of", "replacing", "write_json", "write_text"]
 
 # What this version writes. It reads all formats up to it; format 0 had neither a number nor checksums.
 FORMAT = 1
@@ -355,14 +355,7 @@ class Run:
 
     def data(self, data_dir: Path | None = None) -> Dataset:
         """The images that the run was trained and tested with."""
-        from sylvester.app.data import load
-
-        data = load(
-            self.config.dataset,
-            data_dir=data_dir or self.config.data_dir,
-            seed=self.config.seed,
-            likelihood=self.config.likelihood,
-        )
+        data = data_of(self.config, data_dir)
         self.require_data(data)
         return data
 
@@ -486,6 +479,19 @@ class Run:
         if file.name == "result.json" or self._checkpoint.is_file() or not (self.path / "result.json").is_file():
             return f"{delete}{resume} makes it again"
         return f"restore it from a copy, or {delete}delete result.json, and {resume} does the run again"
+
+
+def data_of(config: Config, data_dir: Path | None = None, *, progress: bool = False) -> Dataset:
+    """The images that settings name; ``data_dir`` where they have moved."""
+    from sylvester.app.data import load
+
+    return load(
+        config.dataset,
+        data_dir=data_dir or config.data_dir,
+        seed=config.seed,
+        likelihood=config.likelihood,
+        progress=progress,
+    )
 
 
 def _sentence(file: Path, damage: Damage, advice: str) -> str:

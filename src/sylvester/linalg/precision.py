@@ -24,11 +24,16 @@ def full_precision(function: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(function)
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
-        device = next((arg.device.type for arg in (*args, *kwargs.values()) if isinstance(arg, Tensor)), "cpu")
+        device, low = "cpu", False
+        for arg in (*args, *kwargs.values()):
+            if isinstance(arg, Tensor):
+                device, low = arg.device.type, low or arg.dtype in _TOO_LOW
+        if low:
+            args, kwargs = tuple(map(_raised, args)), {name: _raised(arg) for name, arg in kwargs.items()}  # type: ignore[assignment]
         if device != "meta" and torch.is_autocast_enabled(device):
             with torch.autocast(device, enabled=False):
-                return function(*map(_raised, args), **{name: _raised(arg) for name, arg in kwargs.items()})
-        return function(*map(_raised, args), **{name: _raised(arg) for name, arg in kwargs.items()})
+                return function(*args, **kwargs)
+        return function(*args, **kwargs)
 
     return run
 

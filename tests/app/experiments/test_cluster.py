@@ -13,9 +13,10 @@ import pytest
 from sylvester.app.config import ConfigError
 from sylvester.app.experiments import sweep
 from sylvester.app.experiments.sweep import plan
+from tests.app.commands import command, environment
 from tests.app.experiments.conftest import finish
 from tests.app.experiments.test_sweep import LONG, data_of, processes_on, settings, until
-from tests.app.test_cli import command, environment, figures
+from tests.app.test_cli import figures
 
 pytest.importorskip("ray", reason="Ray is not installed")
 

@@ -19,9 +19,10 @@ from sylvester.app.experiments import sweep
 from sylvester.app.experiments.child import Outcome, with_threads
 from sylvester.app.experiments.sweep import Cell, Local, Status, examine, grid, plan, work
 from sylvester.app.runs import Run
+from tests.app.commands import command, environment, sylvester
 from tests.app.conftest import TINY
 from tests.app.experiments.conftest import finish, tiny
-from tests.app.test_cli import command, environment, figures, sylvester
+from tests.app.test_cli import figures
 
 LONG = {"epochs": 60}  # a few seconds: long enough to be met in the midst of it
 

@@ -12,8 +12,8 @@ from sylvester.app.experiments import reproduction, tables
 from sylvester.app.experiments.comparison import Comparison, Entry, Group, compare
 from sylvester.app.experiments.paper import TABLE1
 from sylvester.app.runs import Run
+from tests.app.commands import sylvester
 from tests.app.experiments.conftest import tiny
-from tests.app.test_cli import sylvester
 
 
 def test_json_is_the_result_files(study: Path) -> None:
@@ -124,7 +124,7 @@ def test_a_dry_run_says_what_is_left_and_how_long(tmp_path: Path) -> None:
     [
         (["compare"], "Expected run folders, or some in ./runs; got neither"),
         (["compare", "nowhere"], "got nowhere, which is no folder"),
-        (["compare", ".", "--format", "pdf"], "which has none"),
+        (["compare", ".", "--format", "pdf"], "Expected --format to be one of table, md, csv, tex, json; got 'pdf'"),
         (["sweep", "--seed", "0,,1"], "Expected seed to be values separated by commas; got '0,,1'"),
         (["sweep", "--seed", "0,one"], "Expected seed to be a whole number"),
         (["sweep", "--workers", "0"], "Expected --workers to be a whole number from 1 to 1,024; got '0'"),

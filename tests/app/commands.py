@@ -1,0 +1,53 @@
+"""The command line as tests call it: in a process of its own, or in a fork of one that has loaded torch already."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+_FORKS = multiprocessing.get_context("forkserver")
+_FORKS.set_forkserver_preload(["sylvester.app.cli", "sylvester.app.training", "sylvester.app.results", __name__])
+
+
+def command(*arguments: str | Path) -> list[str]:
+    return [sys.executable, "-m", "sylvester", *map(str, arguments)]
+
+
+def environment(**variables: str) -> dict[str, str]:
+    return {**os.environ, "OMP_NUM_THREADS": "1", **variables}
+
+
+def in_own_process(*arguments: str | Path, **options: object) -> subprocess.CompletedProcess[str]:
+    """The command as a user starts it."""
+    options = {"env": environment(), **options}
+    return subprocess.run(command(*arguments), capture_output=True, text=True, **options)  # type: ignore[call-overload]
+
+
+def sylvester(*arguments: str | Path, cwd: Path | None = None, **variables: str) -> subprocess.CompletedProcess[str]:
+    """The same without seconds of imports: nothing that the command does at its start may matter to the test."""
+    words = list(map(str, arguments))
+    with tempfile.TemporaryDirectory() as folder:
+        streams = (Path(folder) / "out", Path(folder) / "err")
+        process = _FORKS.Process(target=_run, args=(words, cwd or Path.cwd(), environment(**variables), streams))
+        process.start()
+        process.join()
+        said, errors = (stream.read_text(encoding="utf-8") for stream in streams)
+    assert process.exitcode is not None
+    return subprocess.CompletedProcess(words, process.exitcode, said, errors)
+
+
+def _run(words: list[str], cwd: Path, variables: dict[str, str], streams: tuple[Path, Path]) -> None:
+    os.chdir(cwd)
+    os.environ.clear()
+    os.environ.update(variables)
+    for number, stream in enumerate((Path(os.devnull), *streams)):
+        os.dup2(os.open(stream, os.O_RDWR | os.O_CREAT, 0o600), number)
+    sys.stdin, sys.stdout, sys.stderr = (os.fdopen(number, mode, encoding="utf-8") for number, mode in enumerate("rww"))
+    sys.argv = ["sylvester", *words]
+    from sylvester.__main__ import main
+
+    main()
