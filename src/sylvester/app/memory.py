@@ -1,12 +1,9 @@
-"""How much memory the process may still take, and asking for no more."""
+"""How much memory the process may still take."""
 
 from __future__ import annotations
 
 import os
 import resource
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 _GROUP = Path("/sys/fs/cgroup")
@@ -26,21 +23,6 @@ def available() -> int:
     if soft != resource.RLIM_INFINITY:
         free.append(soft - _address_space())
     return max(min(free), 0)
-
-
-@contextmanager
-def at_most(size: int) -> Iterator[None]:
-    """Refuse allocations beyond ``size`` more bytes, where the system can: Linux grants what it does not have."""
-    if not sys.platform.startswith("linux"):
-        yield
-        return
-    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    limits = [bound for bound in (soft, hard) if bound != resource.RLIM_INFINITY]
-    resource.setrlimit(resource.RLIMIT_AS, (min(_address_space() + size, *limits, sys.maxsize), hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
 def exhausted(error: BaseException) -> bool:
