@@ -9,8 +9,8 @@ A step is invertible where every product ρ_i = r_ii r̃_ii exceeds −1. Two wa
     free      ρ_i = 0.999 (softplus(c) − 1),    r̃_ii = e^s,    r_ii = ρ_i / r̃_ii
 
 Bounded, a step multiplies volumes by less than 2 for each column of Q. Free, only the product is bounded, and from
-below alone. Nothing is lost with r̃_ii > 0: as tanh is odd, a row of R̃, its b and the column of R that it meets may change
-their signs together.
+below alone. Nothing is lost with r̃_ii > 0: as tanh is odd, a row of R̃, its b and the column of R that it meets may
+change their signs together.
 """
 
 from __future__ import annotations
