@@ -1,7 +1,7 @@
 """``python -m benchmarks.energies``, from a checkout: the four energies of Rezende & Mohamed (2015) by each family.
 
-K = 16 steps, M = D for orthogonal Sylvester flows, `inference.fit` with its defaults but 2,000 steps
-and a tempered start, the same for all families, from three random starts, all of which are shown. KL(q ‖ p) is a sum over a fine grid.
+K = 16 steps, M = D for orthogonal Sylvester flows, `inference.fit` with its defaults but 2,000 steps and a tempered
+start, the same for all families, from three random starts, all of which are shown. KL(q ‖ p) is a sum over a fine grid.
 Results are lines of a JSON-lines file, and those that are there already are not done again.
 """
 
