@@ -66,9 +66,9 @@ def main() -> None:
     arguments = parser.parse_args()
     rows = read(arguments.out)
     done = {(row["energy"], row["family"], row["seed"]) for row in rows}
-    for family in arguments.family or FAMILIES:
+    for seed in SEEDS:
         for energy in arguments.energy or ENERGIES:
-            for seed in SEEDS:
+            for family in arguments.family or FAMILIES:
                 if (energy, family, seed) not in done:
                     print(energy, family, seed, file=sys.stderr)
                     rows.append(append(arguments.out, fit(energy, family, seed)))

@@ -62,7 +62,7 @@ FAMILIES: dict[str, Callable[[], flows.Flow]] = {
 }
 
 
-def main(path: str, *, points: int = 5000, epochs: int = 150, cells: int = 200) -> None:
+def main(path: str, *, points: int = 5000, epochs: int = 60, cells: int = 200) -> None:
     torch.manual_seed(0)
     figure, axes = plt.subplots(len(DATA), 1 + len(FAMILIES), figsize=(2.2 * (1 + len(FAMILIES)), 2.4 * len(DATA)))
     edge, corners = torch.linspace(-4.5, 4.5, cells), (-4.5, 4.5, -4.5, 4.5)
@@ -73,7 +73,7 @@ def main(path: str, *, points: int = 5000, epochs: int = 150, cells: int = 200) 
         row[0].set(xlim=(-4.5, 4.5), ylim=(-4.5, 4.5), aspect="equal")
         row[0].set_title(data, fontsize=10)
         for axis, (name, make) in zip(row[1:], FAMILIES.items(), strict=True):
-            q = inference.fit_density(make(), x, epochs=epochs).flow()
+            q = inference.fit_density(make(), x, epochs=epochs, learning_rate=5e-3).flow()
             with torch.no_grad():
                 score = q.log_prob(new).mean().item()
                 density = q.log_prob(grid).exp().reshape(cells, cells).T

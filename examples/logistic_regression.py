@@ -56,7 +56,7 @@ def nuts(draws: int, warmup: int) -> Tensor:
     return sampler.get_samples()["w"]
 
 
-def main(path: str, *, steps: int = 5000, draws: int = 4000, warmup: int = 500) -> None:
+def main(path: str, *, steps: int = 5000, draws: int = 2000, warmup: int = 500) -> None:
     torch.manual_seed(0)
     began = time.perf_counter()
     truth = nuts(draws, warmup)
@@ -76,7 +76,7 @@ def main(path: str, *, steps: int = 5000, draws: int = 4000, warmup: int = 500) 
     figure, axes = plt.subplots(1, 2 + len(found), figsize=(3.1 * (2 + len(found)), 3.2))
     everything = {"NUTS": truth} | found
     for name, z in everything.items():
-        axes[0].hist(z[:, skewed].numpy(), 60, density=True, histtype="step", label=name)
+        axes[0].hist(z[:, skewed].numpy(), 40, density=True, histtype="step", label=name)
     axes[0].set_xlabel(NAMES[skewed])
     axes[0].legend(fontsize=8)
     for axis, (name, z) in zip(axes[1:], everything.items(), strict=True):
