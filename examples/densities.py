@@ -25,7 +25,7 @@ from sylvester import flows, inference
 def moons(n: int) -> Tensor:
     angle, upper = math.pi * torch.rand(n), (torch.rand(n) < 0.5).float()
     x = torch.stack([angle.cos() + 1 - upper, (2 * upper - 1) * angle.sin() + 0.5 * (1 - upper)], -1)
-    return 2 * (x - torch.tensor([0.5, 0.25])) + 0.15 * torch.randn(n, 2)
+    return 2.3 * (x - torch.tensor([0.5, 0.25])) + 0.15 * torch.randn(n, 2)
 
 
 def spirals(n: int) -> Tensor:
@@ -34,9 +34,9 @@ def spirals(n: int) -> Tensor:
 
 
 def checkerboard(n: int) -> Tensor:
-    first = 8 * torch.rand(n) - 4
-    second = torch.rand(n) + 2 * torch.randint(-2, 2, (n,)) + first.div(1, rounding_mode="floor") % 2
-    return 0.9 * torch.stack([first, second], -1)
+    first = 4 * torch.rand(n) - 2
+    second = torch.rand(n) + 2 * torch.randint(-1, 1, (n,)) + first.floor() % 2
+    return 1.9 * torch.stack([first, second], -1)
 
 
 def pinwheel(n: int) -> Tensor:
