@@ -79,6 +79,7 @@ def table(rows: list[dict[str, Any]]) -> str:
     lines = ["| family | log Z − bound | ± | log Ẑ − log Z | k̂ | ESS, % | steps | CPU seconds |", "|---" * 8 + "|"]
     for row in rows:
         name = f"**{row['family']}**" if row["family"] == NAMED else row["family"]
+        name += f", seed {row['seed']}" if row["seed"] else ""
         khat = "–" if row["khat"] is None else f"{row['khat']:.2f}"
         figures = f"{row['gap']:.3f} | {row['elbo_error']:.3f} | {row['log_z_off']:+.3f} | {khat}"
         lines.append(
