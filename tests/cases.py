@@ -87,6 +87,14 @@ def _sylvester(make_q: Callable) -> Callable[..., SylvesterTransform]:
     return build
 
 
+def _free_sylvester(r, c, r_tilde, s, b):
+    """Diagonals e^s and ρ e^−s with ρ = 0.999 (softplus(c) − 1)."""
+    rho, diagonal = 0.999 * (softplus(c) - 1), s.exp()
+    return SylvesterTransform(
+        None, r.triu(1) + torch.diag_embed(rho / diagonal), r_tilde.triu(1) + torch.diag_embed(diagonal), b
+    )
+
+
 def _draw_sylvester(rank: Callable[[int], int], for_q: Callable[[int], tuple[int, ...]] | None = None):
     def draw(randn, features, batch, scale):
         m = rank(features)
@@ -176,6 +184,7 @@ STEPS: dict[str, Case] = {
     "householder-sylvester": Case(_draw_sylvester(_same, lambda d: (min(d, 4), d)), _sylvester(HouseholderProduct)),
     "triangular-sylvester": Case(_draw_sylvester(_same), _sylvester(lambda: None)),
     "reversed-sylvester": Case(_draw_sylvester(_same), _sylvester(Reversal)),
+    "free-sylvester": Case(_draw_sylvester(_same), _free_sylvester),
     "gated": Case(_draw_net(2), _autoregressive(Gated()), batched=False),
     "shift": Case(_draw_net(1), _autoregressive(Shift(), turned=True), batched=False),
     "affine": Case(_draw_net(2), _autoregressive(Affine()), batched=False),
@@ -192,6 +201,7 @@ FLOWS: dict[str, Callable[[int, int, int], flows.Flow]] = {
     "inverted-triangular": lambda d, c, k: flows.inverted(flows.TriangularSylvester(d, c, k)),
     "inverted-iaf": lambda d, c, k: flows.inverted(flows.IAF(d, c, k, order="alternating")),
     "composed": lambda d, c, k: flows.compose(flows.Planar(d, c, k), flows.HouseholderSylvester(d, c, 1)),
+    "free-sylvester": lambda d, c, k: flows.OrthogonalSylvester(d, c, k, diagonals="free"),
     "deep-hypernetwork": lambda d, c, k: flows.OrthogonalSylvester(d, c, k, rank=d, hyper_features=(7,)),
 }
 

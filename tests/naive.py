@@ -78,8 +78,12 @@ def sylvester(make_q):
         packed, m = raw["packed"], len(raw["b"])
         r, r_tilde = np.zeros((m, m)), np.zeros((m, m))
         for i in range(m):
-            r[i, i] = 0.999 * math.tanh(packed[i, i])
-            r_tilde[i, i] = 0.999 * math.tanh(raw["raw_diagonal"][i])
+            if raw["context"] is None:
+                r_tilde[i, i] = math.exp(raw["raw_diagonal"][i])
+                r[i, i] = 0.999 * (softplus(packed[i, i]) - 1) / r_tilde[i, i]
+            else:
+                r[i, i] = 0.999 * math.tanh(packed[i, i])
+                r_tilde[i, i] = 0.999 * math.tanh(raw["raw_diagonal"][i])
             for j in range(i + 1, m):
                 r[i, j], r_tilde[i, j] = packed[i, j], packed[j, i]
         q = make_q(raw, k, m)
@@ -196,7 +200,7 @@ def steps_of(flow, context):
     for module in flow.steps:
         if name in AMORTIZED:
             raw = raw_parameters(module.hypernetwork, context)
-            yield from (AMORTIZED[name](each, k) for k, each in enumerate(raw))
+            yield from (AMORTIZED[name](each | {"context": context}, k) for k, each in enumerate(raw))
         else:
             known = module.hypernetwork is not None
             shared = raw_parameters(module.hypernetwork, context)[0]["context"] if known else None

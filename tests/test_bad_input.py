@@ -112,6 +112,10 @@ REFUSED = {
         "mask of shape (D,); got (2, 3)",
     ),
     "rank": (lambda: flows.OrthogonalSylvester(4, rank=5), "rank <= features = 4; got 5"),
+    "diagonals": (
+        lambda: flows.TriangularSylvester(4, diagonals="loose"),
+        "diagonals in ('bounded', 'free'); got 'loose'",
+    ),
     "no rank": (lambda: flows.OrthogonalSylvester(4, rank=0), "integer rank >= 1; got 0"),
     "reflections": (lambda: flows.HouseholderSylvester(4, reflections=0), "integer reflections >= 1; got 0"),
     "hidden width": (

@@ -224,7 +224,7 @@ def test_float32_is_accurate(name):
 @pytest.mark.parametrize("sign", [-1.0, 1.0])
 def test_saturated_diagonals_stay_invertible(family, sign):
     """tanh is exactly ±1 in float32: the product −1 must stay out of reach."""
-    flow = family(6, 0, 2).float()
+    flow = family(6, 0, 2, diagonals="bounded").float()
     steps = flow.steps[0].hypernetwork
     with torch.no_grad():
         raw = steps.bias.view(steps.transforms, -1)
@@ -238,6 +238,54 @@ def test_saturated_diagonals_stay_invertible(family, sign):
         _z, log_q = flow().rsample_and_log_prob((100,))
         assert log_q.isfinite().all()
         assert flow().log_prob(torch.zeros(6, dtype=torch.float32)).isfinite()
+
+
+SYLVESTERS = [flows.OrthogonalSylvester, flows.HouseholderSylvester, flows.TriangularSylvester]
+
+
+@pytest.mark.parametrize("family", SYLVESTERS, ids=lambda f: f.__name__)
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("features", [1, 2, 5])
+def test_free_diagonals(family, scale, features):
+    """Only the product of a pair is bounded, and by −0.999: determinants and inverses are those of any matrix."""
+    flow = redraw(family(features, transforms=3, diagonals="free"), scale, features)
+    raw = flow.steps[0].hypernetwork(None)
+    z = torch.randn(20, features)
+    for k, step in enumerate(flow().transforms):
+        c, s = raw["packed"][k].diagonal(), raw["raw_diagonal"][k]
+        torch.testing.assert_close(step.r_tilde.diagonal(), s.exp())
+        rho = step.r.diagonal() * step.r_tilde.diagonal()
+        torch.testing.assert_close(rho, 0.999 * (torch.log1p(c.exp()) - 1))
+        assert not step.r.tril(-1).any()
+        assert not step.r_tilde.tril(-1).any()
+        y, ladj = step.call_and_ladj(z)
+        jacobian = torch.func.vmap(torch.func.jacrev(step))(z)
+        torch.testing.assert_close(ladj, torch.linalg.slogdet(jacobian).logabsdet)
+        # What rounding of y may move z by, for a Jacobian this steep.
+        slack = 1e-9 * (1 + torch.linalg.inv(jacobian).abs().sum((-1, -2)).max().item())
+        torch.testing.assert_close(step.inv(y), z, rtol=0, atol=slack)
+
+
+def test_free_diagonals_reach_what_bounded_ones_cannot():
+    """One step of one coordinate that stretches its centre tenfold."""
+    flow = flows.TriangularSylvester(1, transforms=1, diagonals="free")
+    with torch.no_grad():
+        flow.steps[0].hypernetwork.bias.copy_(torch.tensor([10.0, 2.0, 0.0]))
+    (step,) = flow().transforms
+    assert step.log_abs_det_jacobian(torch.zeros(1), None).exp().item() == pytest.approx(1 + 0.999 * 9, abs=1e-3)
+    bounded = flows.TriangularSylvester(1, transforms=1, diagonals="bounded")
+    with torch.no_grad():
+        bounded.steps[0].hypernetwork.bias.copy_(torch.tensor([1e4, 1e4, 0.0]))
+    assert bounded().transforms[0].log_abs_det_jacobian(torch.zeros(1), None).exp().item() < 2
+
+
+@pytest.mark.parametrize("family", SYLVESTERS, ids=lambda f: f.__name__)
+def test_diagonals_are_the_papers_with_a_context_and_free_without(family):
+    for context, free in ((0, True), (2, False)):
+        flow = redraw(family(6, context, 4), 5.0)
+        posterior = flow(torch.zeros(context)) if context else flow()
+        largest = max(step._rho.max().item() for step in posterior.transforms)
+        assert (largest > 1) == free
 
 
 def test_bounds_of_scales_and_gates():

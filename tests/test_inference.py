@@ -226,6 +226,17 @@ def test_an_affine_step_makes_every_gaussian_of_a_diagonal_one() -> None:
     assert outer.elbo > -0.02
 
 
+def test_path_gradients_vanish_where_q_is_the_density() -> None:
+    """With eight draws a step the noise of an ordinary gradient keeps q away, and that of the path's does not."""
+    options = QUICK | {"samples": 8, "tolerance": 0.0, "patience": 100}
+    ordinary, path = (
+        inference.fit(gaussian, flows.Gaussian(2), path_gradient=path, affine=True, **options) for path in (False, True)
+    )
+    assert LOG_Z - path.elbo < 1e-4
+    assert LOG_Z - ordinary.elbo > 10 * (LOG_Z - path.elbo)
+    assert path.history[-1].error < 1e-3 < ordinary.history[-1].error
+
+
 def test_positive_variables_in_one_line() -> None:
     target = Gamma(torch.tensor([2.0, 5.0]), torch.tensor([1.0, 2.0]))
     flow = flows.onto(flows.Gaussian(2), constraints.positive)

@@ -32,6 +32,13 @@ class TriangularAffineTransform(FlowTransform):
         y = (self.scale_tril @ z.unsqueeze(-1)).squeeze(-1) + self.loc
         return y, self._ladj(y)
 
+    def _forward_and_score(self, z: Tensor, score: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        y, ladj = self._forward(z)
+        with torch.no_grad():
+            # J = L, and ladj does not depend on z: δ' = L⁻ᵀ δ.
+            pushed = torch.linalg.solve_triangular(self.scale_tril.mT, score.unsqueeze(-1), upper=True).squeeze(-1)
+        return y, ladj, pushed
+
     def _backward(self, y: Tensor) -> tuple[Tensor, Tensor]:
         centred = (y - self.loc).unsqueeze(-1)
         z = torch.linalg.solve_triangular(self.scale_tril, centred, upper=False).squeeze(-1)

@@ -1,0 +1,100 @@
+"""The examples run, at small size, and end with a figure; and the targets they share with the benchmarks are right."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+from pathlib import Path
+from types import ModuleType
+
+import matplotlib.image
+import numpy as np
+import pytest
+import torch
+from scipy import special, stats
+
+from benchmarks import targets
+from sylvester import flows
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+
+#: Those that take a path and sizes, with the smallest ones that show anything.
+SMALL = {
+    "four_energies": {"steps": 2, "cells": 30},
+    "densities": {"points": 200, "epochs": 1, "cells": 20},
+    "logistic_regression": {"steps": 20, "draws": 30, "warmup": 20},
+}
+
+
+def load(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.stem)
+def test_an_example_is_short(path: Path) -> None:
+    assert len(path.read_text().splitlines()) < 100
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_an_example_ends_with_a_figure(name: str, tmp_path: Path) -> None:
+    if name == "logistic_regression":
+        pytest.importorskip("pyro")
+        pytest.importorskip("sklearn")
+    path = tmp_path / "figure.png"
+    with torch.random.fork_rng():
+        load(name).main(str(path), **SMALL[name])
+    pixels = matplotlib.image.imread(path)
+    assert min(pixels.shape[:2]) > 200
+    assert pixels.std() > 0.05  # it is not blank
+
+
+def test_the_integral_of_eight_schools() -> None:
+    """Given μ and τ the schools are independent: over both, on a grid, with scipy's densities."""
+    mu, log_tau = np.linspace(-30, 30, 301)[:, None], np.linspace(-14, 8, 441)
+    tau = np.exp(log_tau)
+    schools = [
+        stats.norm.logpdf(effect, mu, np.hypot(error, tau))
+        for effect, error in zip(targets.EFFECTS, targets.ERRORS, strict=True)
+    ]
+    log_p = stats.norm.logpdf(mu, 0, 5) + stats.halfcauchy.logpdf(tau, scale=5) + log_tau + sum(schools)
+    found = special.logsumexp(log_p) + math.log(60 / 300 * 22 / 440)
+    assert targets.eight_schools_log_z() == pytest.approx(found, abs=1e-4)
+
+
+def test_both_forms_of_eight_schools_are_one_model() -> None:
+    """θ = μ + τη: the densities differ by τ⁸."""
+    z = torch.randn(50, 10, dtype=torch.float64)
+    theta = torch.cat([z[:, :2], z[:, :1] + z[:, 1:2].exp() * z[:, 2:]], 1)
+    centred, other = (targets.eight_schools(x, centred=c) for x, c in ((theta, True), (z, False)))
+    torch.testing.assert_close(centred + 8 * z[:, 1], other)
+
+
+def test_normalized_targets_are() -> None:
+    """Each by importance sampling from draws that know its shape."""
+    generator = torch.Generator().manual_seed(0)
+    v = 3.5 * torch.randn(100_000, 1, generator=generator, dtype=torch.float64)
+    x = torch.randn(100_000, 9, generator=generator, dtype=torch.float64)
+    log_q = (
+        stats.norm.logpdf(v.numpy(), scale=3.5).sum(-1) + stats.norm.logpdf(x.numpy()).sum(-1) - 4.5 * v[:, 0].numpy()
+    )
+    z = torch.cat([v, (v / 2).exp() * x], 1)
+    assert (targets.funnel(z) - torch.from_numpy(log_q)).exp().mean().item() == pytest.approx(1.0, abs=0.01)
+    edge = torch.linspace(-12, 30, 1401, dtype=torch.float64)
+    grid = torch.cartesian_prod(edge, edge)
+    for target in (targets.banana, targets.eight_gaussians):
+        assert target(grid).exp().sum().item() * 0.03**2 == pytest.approx(1.0, abs=1e-4)
+
+
+def test_the_divergence_of_gaussians() -> None:
+    """KL(N(m, s²) ‖ N(0, 1)) for two coordinates, by the grid."""
+    flow = flows.Gaussian(2)
+    with torch.no_grad():
+        flow.base.hypernetwork.bias.copy_(torch.tensor([0.5, 0.0, math.log(math.e - 1), -0.5]))
+    normal = flow().base_dist.base_dist
+    expected = torch.distributions.kl_divergence(normal, torch.distributions.Normal(0.0, 1.0)).sum().item()
+    found, mass = load("four_energies").divergence(flow, lambda z: 3.0 - 0.5 * z.square().sum(-1), 300)
+    assert mass == pytest.approx(1.0, abs=1e-4)
+    assert found == pytest.approx(expected, abs=1e-3)
