@@ -40,7 +40,8 @@ INITS = ("identity", "torch")
 OPTIONS: dict[str, dict[str, Any]] = {
     "orthogonal-sylvester": {"rank": 4},
     "householder-sylvester": {"reflections": 3},
-    **{family: {"hidden_features": 8} for family in ("iaf", "mean-only-iaf", "maf", "nice", "realnvp")},
+    **{family: {"hidden_features": 8} for family in ("iaf", "mean-only-iaf", "affine-iaf", "maf", "nice", "realnvp")},
+    **{family: {"hidden_features": 8, "bins": 5} for family in ("nsf", "coupling-nsf")},
 }
 FLOWS = [f"{family}/{init}" for family in FAMILIES for init in INITS]
 ARCHITECTURES, LIKELIHOODS = ("mlp", "paper", "released"), ("bernoulli", "categorical")

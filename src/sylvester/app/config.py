@@ -75,6 +75,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "rank": 8,
         "reflections": 4,
         "hidden": 64,
+        "bins": 8,
         "latent": 16,
         "epochs": 120,
         "patience": 25,
@@ -108,6 +109,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "rank": 32,
         "reflections": 8,
         "hidden": 1280,
+        "bins": 8,
         "latent": 64,
         "epochs": 2000,
         "patience": 100,
@@ -129,7 +131,8 @@ EXCEPTIONS: dict[tuple[str, str], dict[str, Any]] = {
 
 
 _ALL_BUT_GAUSSIAN = tuple(name for name in FLOWS if name != "gaussian")
-_NETWORKS = ("iaf", "mean-only-iaf", "maf", "nice", "realnvp")
+_SPLINES = ("nsf", "coupling-nsf")
+_NETWORKS = ("iaf", "mean-only-iaf", "affine-iaf", "maf", "nice", "realnvp", *_SPLINES)
 
 
 class Config(BaseModel):
@@ -160,6 +163,7 @@ class Config(BaseModel):
         int | None,
         Setting("Width of the masked and coupling networks", 1, 2**20, flows=_NETWORKS, argument="hidden_features"),
     ] = None
+    bins: Annotated[int | None, Setting("Pieces of a spline", 1, 999, flows=_SPLINES, argument="bins")] = None
     latent: Annotated[int, Setting("Size of z", 1, 2**20, argument="features")]
     epochs: Annotated[int, Setting("Epochs at most", 1, WHOLE)]
     patience: Annotated[

@@ -11,12 +11,12 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
 from torch.distributions import Transform
-from torch.nn.functional import linear
+from torch.nn.functional import elu, linear, relu, silu
 
 from sylvester.buffers import DerivedBuffers
 from sylvester.flows.hypernetwork import Hypernetwork, Init, Output
@@ -26,7 +26,9 @@ from sylvester.transforms import Elementwise
 # Rows of a block: fewer of them skip more of the weights, more of them make better products.
 _BLOCK = 320
 
-Activation = Callable[[Tensor], Tensor]
+ActivationName = Literal["elu", "relu", "silu", "tanh"]
+Activation = ActivationName | Callable[[Tensor], Tensor]
+_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"elu": elu, "relu": relu, "silu": silu, "tanh": torch.tanh}
 
 
 class MaskedLinear(DerivedBuffers, nn.Linear):
@@ -150,7 +152,7 @@ class MaskedNet(DerivedBuffers):
         hidden_features: Sequence[int],
         numbers: int,
         *,
-        activation: Activation,
+        activation: Callable[[Tensor], Tensor],
         lowest_degree: int = 0,
     ):
         super().__init__()
@@ -186,7 +188,7 @@ class BoundNet:
         context: Tensor | None,
         position: Tensor,
         numbers: int,
-        activation: Activation,
+        activation: Callable[[Tensor], Tensor],
     ):
         self.layers, self.context, self.position = layers, context, position
         self.numbers, self.activation = numbers, activation
@@ -222,7 +224,7 @@ class MaskedSteps(nn.Module):
         elementwise: what the steps do to one coordinate.
         bind: makes a transform of a network that is bound to a context.
         hidden_features: one width for two layers, or a width for each; None for a default.
-        activation: between the layers.
+        activation: between the layers: "elu", "relu", "silu", "tanh" or a function of a tensor.
         lowest_degree: see `MaskedNet`.
         init, hyper_features: as for every family. Under ``init="torch"`` weights start from N(0, 2/outputs) and biases
             from 0, as in the paper's experiments.
@@ -242,11 +244,13 @@ class MaskedSteps(nn.Module):
         hyper_features: Sequence[int],
     ):
         super().__init__()
-        self.elementwise, self.bind = elementwise, bind
+        self.elementwise, self.bind, self.activation = elementwise, bind, _function_of(activation)
         features = len(positions[0])
         self.widths = _hidden_widths(hidden_features, features)
         self.nets = nn.ModuleList(
-            MaskedNet(position, self.widths, elementwise.numbers, activation=activation, lowest_degree=lowest_degree)
+            MaskedNet(
+                position, self.widths, elementwise.numbers, activation=self.activation, lowest_degree=lowest_degree
+            )
             for position in positions
         )
         for net in self._nets():
@@ -262,7 +266,10 @@ class MaskedSteps(nn.Module):
         return [self.bind(net.bind(shared)) for net in self._nets()]
 
     def extra_repr(self) -> str:
-        return f"transforms={len(self.nets)}, hidden_features={self.widths}, {self.elementwise}"
+        activation = getattr(self.activation, "__name__", self.activation)
+        return (
+            f"transforms={len(self.nets)}, hidden_features={self.widths}, activation={activation}, {self.elementwise}"
+        )
 
 
 @torch.no_grad()
@@ -281,6 +288,14 @@ def _start(net: MaskedNet, elementwise: Elementwise, transforms: int, init: Init
     last.bias.mul_(factor)
     for number, bias in enumerate(biases):
         last.bias[number * features : (number + 1) * features] += bias
+
+
+def _function_of(activation: Activation) -> Callable[[Tensor], Tensor]:
+    if callable(activation):
+        return activation
+    if not isinstance(activation, str) or activation not in _ACTIVATIONS:
+        raise ValueError(f"Expected activation in {tuple(_ACTIVATIONS)} or a function of a tensor; got {activation!r}")
+    return _ACTIVATIONS[activation]
 
 
 def _hidden_widths(hidden_features: int | Sequence[int] | None, features: int) -> tuple[int, ...]:

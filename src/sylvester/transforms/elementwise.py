@@ -4,7 +4,7 @@
     Affine      z' = exp(4 tanh(s/4)) z + μ
     Gated       z' = g z + (1 − g) μ,    g = ε + (1 − ε) σ(s)            (eq. 31, where ε = 0)
 
-The bounds keep float32 finite: a log-scale stays within ±4, a gate above its floor ε.
+The bounds keep float32 finite: a log-scale stays within ±4, a gate above its floor ε. Splines have a file of their own.
 """
 
 from __future__ import annotations
