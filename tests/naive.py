@@ -151,15 +151,16 @@ def one_coordinate(elementwise, numbers, i):
 
 
 def knots(raw, bound):
-    shares = np.exp(raw - np.max(raw))
-    shares = 1e-3 + (1 - 1e-3 * len(raw)) * shares / shares.sum()
-    return [-bound + 2 * bound * sum(shares[:k]) for k in range(len(raw) + 1)]
+    weights = np.exp(3 * np.tanh(raw / 3))
+    return [-bound + 2 * bound * sum(weights[:k]) / sum(weights) for k in range(len(raw) + 1)]
 
 
 def rational_quadratic(raw, bins, bound):
     """Durkan et al. (2019), eq. 4, one point and one bin at a time."""
     x, y = knots(raw[:bins], bound), knots(raw[bins : 2 * bins], bound)
-    slopes = [1.0, *(1e-3 + softplus(each + math.log(math.exp(0.999) - 1)) for each in raw[2 * bins :]), 1.0]
+    mean = np.diff(y) / np.diff(x)
+    slopes = [2 / (1 / mean[k] + 1 / mean[k + 1]) * math.exp(2 * math.tanh(raw[2 * bins + k] / 2)) for k in range(bins - 1)]
+    slopes = [1.0, *slopes, 1.0]
 
     def spline(z):
         for k in range(bins):

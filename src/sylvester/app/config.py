@@ -93,6 +93,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "rank": 2,
         "reflections": 2,
         "hidden": 64,
+        "bins": 8,
         "latent": 2,
         "epochs": 100,
         "patience": 0,

@@ -253,10 +253,10 @@ class MaskedSteps(nn.Module):
             )
             for position in positions
         )
-        for net in self._nets():
-            _start(net, elementwise, len(positions), init)
         table = {"context": Output((self.widths[0],))}
         self.hypernetwork = Hypernetwork(context, table, hyper_features=hyper_features) if context else None
+        for net in self._nets():
+            _start(net, self.hypernetwork, elementwise, len(positions), init)
 
     def _nets(self) -> Iterable[MaskedNet]:
         return cast(Iterable[MaskedNet], self.nets)
@@ -273,7 +273,9 @@ class MaskedSteps(nn.Module):
 
 
 @torch.no_grad()
-def _start(net: MaskedNet, elementwise: Elementwise, transforms: int, init: Init) -> None:
+def _start(
+    net: MaskedNet, hypernetwork: Hypernetwork | None, elementwise: Elementwise, transforms: int, init: Init
+) -> None:
     *_, last = layers = list(net.masked_layers())
     features = len(net.place)
     if init == "torch":
@@ -281,13 +283,54 @@ def _start(net: MaskedNet, elementwise: Elementwise, transforms: int, init: Init
             outputs = features if layer is last else layer.out_features
             layer.weight.normal_(0, math.sqrt(2 / outputs))
             layer.bias.zero_()
-        factor, biases = 1.0, elementwise.bias
+        biases = elementwise.bias
     else:
-        factor, biases = elementwise.start(transforms, features)
-    last.weight.mul_(factor)
-    last.bias.mul_(factor)
+        size, biases = elementwise.start(transforms, features)
+        if size < 1:
+            _cancel(layers, hypernetwork, size)
     for number, bias in enumerate(biases):
         last.bias[number * features : (number + 1) * features] += bias
+
+
+def _cancel(layers: Sequence[MaskedLinear], hypernetwork: Hypernetwork | None, size: float) -> None:
+    """Outputs of nearly zero from weights of the usual size: hidden units are twins, equal in all they see and opposite
+    in what they say to the outputs, so that they cancel.
+
+    Weights of nearly zero would do that too, but from there Adam's first steps, which know signs alone, move those of
+    all hidden units alike, and the units stay alike. Twins part at once, as their gradients are opposite. What has no
+    twin, as the outputs' biases, is multiplied by ``size``.
+    """
+    *hidden, last = layers
+    if hypernetwork is not None:
+        twin = _twins(hidden[0].degrees[1]).to(last.weight.device)
+        for parameter in (hypernetwork.weight, hypernetwork.bias):
+            if parameter is not None:
+                parameter.copy_(_as_elder(parameter, twin))
+    inputs = torch.arange(hidden[0].in_features, device=last.weight.device)
+    for layer in hidden:
+        twin = _twins(layer.degrees[1]).to(inputs.device)
+        # A twin sees of each unit what the other one sees of that unit's twin.
+        own = torch.arange(len(twin), device=twin.device)
+        layer.weight.copy_(torch.where((twin >= own).unsqueeze(-1), layer.weight, layer.weight[twin][:, inputs]))
+        layer.bias.copy_(_as_elder(layer.bias, twin))
+        inputs = twin
+    own = torch.arange(len(inputs), device=inputs.device)
+    opposite = torch.where(inputs < own, -last.weight[:, inputs], last.weight)
+    last.weight.copy_(torch.where(inputs == own, size * last.weight, opposite))
+    last.bias.mul_(size)
+
+
+def _as_elder(values: Tensor, twin: Tensor) -> Tensor:
+    """With the rows of the first of two twins in place of the second's."""
+    return values[torch.minimum(twin, torch.arange(len(twin), device=twin.device))]
+
+
+def _twins(degrees: Tensor) -> Tensor:
+    """For units in the order of their degrees, the index of each one's twin, of the same degree; or its own."""
+    own = torch.arange(len(degrees), device=degrees.device)
+    rank = own - torch.searchsorted(degrees, degrees)  # among the units of its degree
+    twin = (own + 1 - 2 * (rank % 2)).clamp(max=len(own) - 1)
+    return torch.where(degrees[twin] == degrees, twin, own)
 
 
 def _function_of(activation: Activation) -> Callable[[Tensor], Tensor]:

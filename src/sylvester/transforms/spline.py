@@ -13,6 +13,11 @@ All terms are positive, so nothing cancels. For ξ this is a quadratic equation.
 and its root in [0, 1] has two forms, the first without cancellation where e ≥ 0, the second where e ≤ 0:
 
     ξ = 2sη / (2sη + e + r),    1 − ξ = 2s(1 − η) / (2s(1 − η) − e + r)
+
+Knots much steeper than a bin's mean slope would make its middle flat, as ∂z'/∂z = 2s²/(s + d) at ξ = ½ where both are d,
+and a flat stretch loses digits on the way back. So the slope at a knot is given relative to the harmonic mean of its
+neighbours' mean slopes, which is at most twice the smaller one: what a monotone interpolant takes without further
+knowledge (Fritsch and Butland, 1984).
 """
 
 from __future__ import annotations
@@ -22,24 +27,25 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad, softplus
+from torch.nn.functional import pad
 
 from sylvester.transforms.elementwise import Elementwise
 
-# What keeps float32 finite: the least width and height of a bin, of a whole of one, and the least slope at a knot.
-_LEAST_SHARE = 1e-3
-_LEAST_SLOPE = 1e-3
+# What keeps float32 finite: the most that numbers say, up or down, of the logarithm of a share and of a knot's factor.
+_LOG_SHARE = 3.0
+_LOG_FACTOR = 2.0
 
 
 @dataclass(frozen=True)
 class RationalQuadratic(Elementwise):
     """A monotone rational-quadratic spline from [−bound, bound] onto itself, and the identity outside, slopes included.
 
-    The numbers of a coordinate are K widths and K heights, through a softmax, and the K − 1 slopes at the inner knots,
-    through a softplus that is moved so that all numbers 0 are the identity.
+    The numbers of a coordinate are K widths and K heights, w = softmax(3 tanh(·/3)) of the whole, and K − 1 slopes at the
+    inner knots, exp(2 tanh(·/2)) times the harmonic mean of the slopes h/w on either side. All numbers 0 are the
+    identity.
 
     Args:
-        bins: K, from 1 to 999, as no bin is narrower than a thousandth of the whole.
+        bins: K, from 1 to 999: float32 tells the knots of more apart no longer.
         bound: where the tails begin.
 
     >>> spline = RationalQuadratic(bins=4, bound=3.0)
@@ -54,7 +60,7 @@ class RationalQuadratic(Elementwise):
     numbers: int = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        if not isinstance(self.bins, int) or not 1 <= self.bins < 1 / _LEAST_SHARE:
+        if not isinstance(self.bins, int) or not 1 <= self.bins < 1000:
             raise ValueError(f"Expected an integer number of bins from 1 to 999; got {self.bins!r}")
         if not 0 < self.bound < math.inf:
             raise ValueError(f"Expected a positive, finite bound; got {self.bound!r}")
@@ -86,17 +92,18 @@ class RationalQuadratic(Elementwise):
 
     def _knots(self, raw: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Abscissae, ordinates and slopes at the K + 1 knots, each ``(*, K + 1, D)``."""
-        widths, heights, slopes = raw.split((self.bins, self.bins, self.bins - 1), -2)
-        identity = math.log(math.expm1(1 - _LEAST_SLOPE))  # where softplus is 1 less the least slope
-        inner = _LEAST_SLOPE + softplus(slopes + identity)
-        return self._places(widths), self._places(heights), pad(inner, (0, 0, 1, 1), value=1.0)
+        raw_widths, raw_heights, raw_slopes = raw.split((self.bins, self.bins, self.bins - 1), -2)
+        widths, heights = (_bounded(each, _LOG_SHARE).softmax(-2) for each in (raw_widths, raw_heights))
+        mean = heights / widths
+        before, after = mean[..., :-1, :], mean[..., 1:, :]
+        slopes = 2 * before * after / (before + after) * _bounded(raw_slopes, _LOG_FACTOR).exp()
+        return self._places(widths), self._places(heights), pad(slopes, (0, 0, 1, 1), value=1.0)
 
-    def _places(self, raw: Tensor) -> Tensor:
-        """From −bound to bound, both exactly, in steps whose shares a softmax gives."""
-        shares = _LEAST_SHARE + (1 - _LEAST_SHARE * self.bins) * raw.softmax(-2)
+    def _places(self, shares: Tensor) -> Tensor:
+        """From −bound to bound, both exactly."""
         inner = self.bound * (2 * shares[..., :-1, :].cumsum(-2) - 1)
         return torch.cat(
-            [pad(inner, (0, 0, 1, 0), value=-self.bound), torch.full_like(raw[..., :1, :], self.bound)], -2
+            [pad(inner, (0, 0, 1, 0), value=-self.bound), torch.full_like(shares[..., :1, :], self.bound)], -2
         )
 
     def _inner(self, z: Tensor, raw: Tensor) -> tuple[Tensor, Tensor]:
@@ -107,6 +114,10 @@ class RationalQuadratic(Elementwise):
     def _with_tails(self, z: Tensor, other: Tensor, log_slope: Tensor) -> tuple[Tensor, Tensor]:
         inside = z.abs() < self.bound
         return torch.where(inside, other, z), torch.where(inside, log_slope, 0.0)
+
+
+def _bounded(x: Tensor, bound: float) -> Tensor:
+    return bound * torch.tanh(x / bound)
 
 
 def _bin_of(point: Tensor, edges: Tensor, *knots: Tensor) -> list[Tensor]:
