@@ -159,7 +159,9 @@ def rational_quadratic(raw, bins, bound):
     """Durkan et al. (2019), eq. 4, one point and one bin at a time."""
     x, y = knots(raw[:bins], bound), knots(raw[bins : 2 * bins], bound)
     mean = np.diff(y) / np.diff(x)
-    slopes = [2 / (1 / mean[k] + 1 / mean[k + 1]) * math.exp(2 * math.tanh(raw[2 * bins + k] / 2)) for k in range(bins - 1)]
+    slopes = [
+        2 / (1 / mean[k] + 1 / mean[k + 1]) * math.exp(2 * math.tanh(raw[2 * bins + k] / 2)) for k in range(bins - 1)
+    ]
     slopes = [1.0, *slopes, 1.0]
 
     def spline(z):

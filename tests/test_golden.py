@@ -54,7 +54,10 @@ RENAMED: tuple[tuple[str, str], ...] = ()
 def make_flow(name: str) -> nn.Module:
     family, init = name.split("/")
     make: Callable[..., nn.Module] = FAMILIES[family]
-    return make(FEATURES, context=CONTEXT, transforms=TRANSFORMS, init=init, **OPTIONS.get(family, {}))
+    options = OPTIONS.get(family, {})
+    if init == "torch" and "hidden_features" in options:
+        options = options | {"activation": "elu"}  # as in the paper's experiments
+    return make(FEATURES, context=CONTEXT, transforms=TRANSFORMS, init=init, **options)
 
 
 def make_vae(name: str) -> VAE:

@@ -40,7 +40,7 @@ class Elementwise(ABC):
         """The z that ``forward`` takes to y, and log ∂z'/∂z there."""
 
     def start(self, transforms: int, features: int) -> tuple[float, tuple[float, ...]]:
-        """Where K steps of D coordinates begin under ``init="identity"``: the size of a network's outputs, of 1 for what
+        """Where K steps of D coordinates begin under ``init="identity"``: the size of a network's outputs, 1 for what
         torch's default gives, and a bias of each number. By default all numbers are nearly zero: let that be the
         identity."""
         return NUDGE / math.sqrt(transforms * features), (0.0,) * self.numbers

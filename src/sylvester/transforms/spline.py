@@ -14,9 +14,9 @@ and its root in [0, 1] has two forms, the first without cancellation where e ≥
 
     ξ = 2sη / (2sη + e + r),    1 − ξ = 2s(1 − η) / (2s(1 − η) − e + r)
 
-Knots much steeper than a bin's mean slope would make its middle flat, as ∂z'/∂z = 2s²/(s + d) at ξ = ½ where both are d,
-and a flat stretch loses digits on the way back. So the slope at a knot is given relative to the harmonic mean of its
-neighbours' mean slopes, which is at most twice the smaller one: what a monotone interpolant takes without further
+Knots much steeper than a bin's mean slope would make its middle flat, as ∂z'/∂z = 2s²/(s + d) at ξ = ½ where both are
+d, and a flat stretch loses digits on the way back. So the slope at a knot is given relative to the harmonic mean of
+its neighbours' mean slopes, which is at most twice the smaller one: what a monotone interpolant takes without further
 knowledge (Fritsch and Butland, 1984).
 """
 
@@ -40,8 +40,8 @@ _LOG_FACTOR = 2.0
 class RationalQuadratic(Elementwise):
     """A monotone rational-quadratic spline from [−bound, bound] onto itself, and the identity outside, slopes included.
 
-    The numbers of a coordinate are K widths and K heights, w = softmax(3 tanh(·/3)) of the whole, and K − 1 slopes at the
-    inner knots, exp(2 tanh(·/2)) times the harmonic mean of the slopes h/w on either side. All numbers 0 are the
+    The numbers of a coordinate are K widths and K heights, softmax(3 tanh(·/3)) of the whole, and K − 1 slopes at the
+    inner knots, exp(2 tanh(·/2)) times the harmonic mean of the mean slopes on either side. All numbers 0 are the
     identity.
 
     Args:
