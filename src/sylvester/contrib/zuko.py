@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor, nn
 from torch.distributions import Distribution, Transform
 
@@ -40,7 +41,6 @@ __all__ = ["Steps", "as_zuko"]
 def as_zuko(flow: Flow) -> zuko.flows.Flow:
     """The flow as one of zuko's, with the same parameters: its transform leads from the data to the base.
 
-    >>> import torch
     >>> from sylvester.flows import TriangularSylvester
     >>> flow = TriangularSylvester(3, context=4, transforms=2)
     >>> c, x = torch.randn(5, 4), torch.randn(5, 3)
@@ -64,7 +64,19 @@ class _ToBase(LazyTransform):
 
     def forward(self, c: Tensor | None = None) -> Transform:
         inverses = [step.inv for module in reversed(self.steps) for step in reversed(module(c))]
-        return ComposedTransform(*(inverses or [IdentityTransform()]))
+        return _Composed(*(inverses or [IdentityTransform()]))
+
+
+class _Composed(ComposedTransform):
+    """Shapes are those of events alone: zuko takes them from here, and our steps add the batch of their parameters."""
+
+    def forward_shape(self, shape: torch.Size) -> torch.Size:
+        whole = super().forward_shape(shape)
+        return whole[len(whole) - len(shape) :]
+
+    def inverse_shape(self, shape: torch.Size) -> torch.Size:
+        whole = super().inverse_shape(shape)
+        return whole[len(whole) - len(shape) :]
 
 
 class _Base(LazyDistribution):
@@ -85,7 +97,6 @@ class Steps(nn.Module):
         transform: one of zuko's lazy transforms, as ``zuko.flows.MAF(…).transform`` is, or a transform as it is,
             without parameters that learn. A whole flow's base is not taken over: the flow here has its own.
 
-    >>> import torch
     >>> from sylvester.flows import DiagonalGaussian
     >>> maf = zuko.flows.MAF(3, 4, transforms=2)
     >>> flow = Flow(DiagonalGaussian(3, context=4), [Steps(maf.transform)])
