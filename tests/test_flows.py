@@ -149,6 +149,28 @@ def test_an_identity_start_is_the_gaussian_and_every_parameter_learns(name, feat
         assert parameter.grad.abs().max() > 0, key
 
 
+@pytest.mark.parametrize("name", ["mean-only-iaf", "affine-iaf", "maf", "nsf", "nice", "realnvp", "coupling-nsf"])
+@pytest.mark.parametrize("context", [0, CONTEXT])
+def test_networks_start_at_zero_with_weights_of_the_usual_size(name, context):
+    """Twins cancel, and their gradients are opposite, so that they part."""
+    # At this width every unit has a twin, beside it.
+    steps = flows.FAMILIES[name](4, context, 2, hidden_features=24).steps[0]
+    shared = (
+        None
+        if steps.hypernetwork is None
+        else steps.hypernetwork(torch.randn(50, context))["context"].squeeze(-2).detach()
+    )
+    for net in steps.nets:
+        raw = net.bind(shared)(3 * torch.randn(50, 4))
+        assert raw.abs().max() < 1e-3
+        assert net.layers[-1].weight.abs().max() > 0.1
+        (raw * torch.randn_like(raw)).sum().backward()
+        for layer in net.layers[:-1]:
+            first, second = layer.bias.grad.view(-1, 2).unbind(-1)
+            torch.testing.assert_close(first, -second)
+            assert (first.abs() > 1e-3).double().mean() > 0.5
+
+
 @EVERY_FAMILY
 def test_a_torch_start_of_the_hypernetwork_is_the_linear_layers_default(name):
     flow = flows.FAMILIES[name](8, 400, 2, init="torch")

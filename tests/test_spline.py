@@ -129,8 +129,8 @@ def test_the_spline_of_nflows(spline, scale):
 
 @EVERY_SCALE
 def test_no_stretch_is_much_flatter_than_its_bin(scale):
-    """With κ the larger of 1 and the knots' slopes over the mean slope s, c ≤ s(1 + κ)/2, and the numerator is a mean of
-    d₀, s and d₁: the slope is at least 4 min(d₀, s, d₁)/(1 + κ)². At inner knots κ is at most 2e²."""
+    """With κ the larger of 1 and the knots' slopes over the mean slope s, c ≤ s(1 + κ)/2, and the numerator is a mean
+    of d₀, s and d₁: the slope is at least 4 min(d₀, s, d₁)/(1 + κ)². At inner knots κ is at most 2e²."""
     spline = RationalQuadratic(8)
     raw = scale * torch.randn(spline.numbers, 200, generator=generator(scale))
     x, y, slopes = spline._knots(raw)
