@@ -253,10 +253,14 @@ class MaskedSteps(nn.Module):
             )
             for position in positions
         )
+        for net in self._nets():
+            _start(net, elementwise, len(positions), init)
         table = {"context": Output((self.widths[0],))}
         self.hypernetwork = Hypernetwork(context, table, hyper_features=hyper_features) if context else None
-        for net in self._nets():
-            _start(net, self.hypernetwork, elementwise, len(positions), init)
+        size = elementwise.start(len(positions), features)[0]
+        if init == "identity" and size < 1:
+            for net in self._nets():
+                _cancel(list(net.masked_layers()), self.hypernetwork, size)
 
     def _nets(self) -> Iterable[MaskedNet]:
         return cast(Iterable[MaskedNet], self.nets)
@@ -273,9 +277,7 @@ class MaskedSteps(nn.Module):
 
 
 @torch.no_grad()
-def _start(
-    net: MaskedNet, hypernetwork: Hypernetwork | None, elementwise: Elementwise, transforms: int, init: Init
-) -> None:
+def _start(net: MaskedNet, elementwise: Elementwise, transforms: int, init: Init) -> None:
     *_, last = layers = list(net.masked_layers())
     features = len(net.place)
     if init == "torch":
@@ -286,19 +288,19 @@ def _start(
         biases = elementwise.bias
     else:
         size, biases = elementwise.start(transforms, features)
-        if size < 1:
-            _cancel(layers, hypernetwork, size)
+        last.bias.mul_(size)
     for number, bias in enumerate(biases):
         last.bias[number * features : (number + 1) * features] += bias
 
 
+@torch.no_grad()
 def _cancel(layers: Sequence[MaskedLinear], hypernetwork: Hypernetwork | None, size: float) -> None:
     """Outputs of nearly zero from weights of the usual size: hidden units are twins, equal in all they see and opposite
     in what they say to the outputs, so that they cancel.
 
     Weights of nearly zero would do that too, but from there Adam's first steps, which know signs alone, move those of
-    all hidden units alike, and the units stay alike. Twins part at once, as their gradients are opposite. What has no
-    twin, as the outputs' biases, is multiplied by ``size``.
+    all hidden units alike, and the units stay alike. Twins part at once, as their gradients are opposite. Units
+    without a twin say ``size`` times as much as usual.
     """
     *hidden, last = layers
     if hypernetwork is not None:
@@ -317,7 +319,6 @@ def _cancel(layers: Sequence[MaskedLinear], hypernetwork: Hypernetwork | None, s
     own = torch.arange(len(inputs), device=inputs.device)
     opposite = torch.where(inputs < own, -last.weight[:, inputs], last.weight)
     last.weight.copy_(torch.where(inputs == own, size * last.weight, opposite))
-    last.bias.mul_(size)
 
 
 def _as_elder(values: Tensor, twin: Tensor) -> Tensor:
