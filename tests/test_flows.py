@@ -102,10 +102,10 @@ def test_the_density_integrates_to_one_on_the_line(name, context):
         beyond = [width * 10 ** (i / 4) for i in range(-8, 5)]
         knots = [*(middle[0] - b for b in reversed(beyond)), *middle, *(middle[-1] + b for b in beyond)]
         nodes, weights = map(torch.from_numpy, np.polynomial.legendre.leggauss(8))
-        total = 0.0
+        panels, total = 8000 if "nsf" in name else 2000, 0.0  # the density of a spline has kinks
         for a, b in itertools.pairwise(knots):
-            half = (b - a) / 4000  # of each of 2000 panels
-            x = a + half * (1 + 2 * torch.arange(2000)[:, None] + nodes)
+            half = (b - a) / (2 * panels)
+            x = a + half * (1 + 2 * torch.arange(panels)[:, None] + nodes)
             total += half * (weights * posterior.log_prob(x.unsqueeze(-1)).exp()).sum().item()
     assert total == pytest.approx(1.0, abs=1e-6)
 
