@@ -27,6 +27,9 @@ def elu(x):
     return np.where(x > 0, x, np.expm1(np.minimum(x, 0.0)))
 
 
+ACTIVATIONS = {"elu": elu, "relu": lambda x: np.maximum(x, 0.0), "silu": lambda x: x * sigmoid(x), "tanh": np.tanh}
+
+
 def raw_parameters(hypernetwork, context):
     """A list of {name: array}, one a step."""
     flat = array(hypernetwork.bias)
@@ -121,30 +124,72 @@ AMORTIZED = {
 
 
 def conditioner(net, context):
-    """z -> [shift] or [shift, raw scale], each (D,)."""
+    """z -> the numbers of the coordinates, each (D,)."""
+    activation = ACTIVATIONS[net.activation.__name__]
     weights = [(array(layer.weight) * array(layer.mask), array(layer.bias)) for layer in net.layers]
 
     def run(z):
         (w, b), *middle, (w_last, b_last) = weights
-        h = elu(w @ z + b)
+        h = activation(w @ z + b)
         if context is not None:
             h = h + context
         for w, b in middle:
-            h = elu(w @ h + b)
+            h = activation(w @ h + b)
         return np.split(w_last @ h + b_last, net.numbers)
 
     return run
 
 
 def one_coordinate(elementwise, numbers, i):
-    """(scale, offset) with z'_i = scale z_i + offset."""
+    """z_i -> z'_i."""
     name = type(elementwise).__name__
+    raw = [number[i] for number in numbers]
     if name == "Shift":
-        return 1.0, numbers[0][i]
+        return lambda z: z + raw[0]
     if name == "Affine":
-        return math.exp(4 * math.tanh(numbers[1][i] / 4)), numbers[0][i]
-    gate = elementwise.floor + (1 - elementwise.floor) * sigmoid(numbers[1][i])
-    return gate, (1 - gate) * numbers[0][i]
+        return lambda z: math.exp(4 * math.tanh(raw[1] / 4)) * z + raw[0]
+    if name == "RationalQuadratic":
+        return rational_quadratic(raw, elementwise.bins, elementwise.bound)
+    gate = elementwise.floor + (1 - elementwise.floor) * sigmoid(raw[1])
+    return lambda z: gate * z + (1 - gate) * raw[0]
+
+
+def knots(raw, bound):
+    weights = np.exp(3 * np.tanh(raw / 3))
+    return [-bound + 2 * bound * sum(weights[:k]) / sum(weights) for k in range(len(raw) + 1)]
+
+
+def rational_quadratic(raw, bins, bound):
+    """Durkan et al. (2019), eq. 4, one point and one bin at a time."""
+    x, y = knots(raw[:bins], bound), knots(raw[bins : 2 * bins], bound)
+    mean = np.diff(y) / np.diff(x)
+    slopes = [
+        2 / (1 / mean[k] + 1 / mean[k + 1]) * math.exp(2 * math.tanh(raw[2 * bins + k] / 2)) for k in range(bins - 1)
+    ]
+    slopes = [1.0, *slopes, 1.0]
+
+    def spline(z):
+        for k in range(bins):
+            if x[k] <= z < x[k + 1]:
+                xi, s = (z - x[k]) / (x[k + 1] - x[k]), (y[k + 1] - y[k]) / (x[k + 1] - x[k])
+                above = (y[k + 1] - y[k]) * (s * xi**2 + slopes[k] * xi * (1 - xi))
+                return y[k] + above / (s + (slopes[k + 1] + slopes[k] - 2 * s) * xi * (1 - xi))
+        return z
+
+    return spline
+
+
+def preimage(function, y):
+    """Of an increasing function, by bisection."""
+    low, high = -1.0, 1.0
+    while function(low) > y:
+        low *= 2
+    while function(high) < y:
+        high *= 2
+    for _ in range(200):
+        middle = (low + high) / 2
+        low, high = (middle, high) if function(middle) < y else (low, middle)
+    return (low + high) / 2
 
 
 def autoregressive(net, context, elementwise):
@@ -153,8 +198,7 @@ def autoregressive(net, context, elementwise):
     def forward(z):
         numbers, out = run(z), np.empty_like(z)
         for i in range(len(z)):
-            scale, offset = one_coordinate(elementwise, numbers, i)
-            out[i] = scale * z[i] + offset
+            out[i] = one_coordinate(elementwise, numbers, i)(z[i])
         return out
 
     return forward
@@ -166,8 +210,7 @@ def inverse_autoregressive(net, context, elementwise):
     def backward(y):
         z = np.zeros_like(y)
         for i in order:
-            scale, offset = one_coordinate(elementwise, run(z), i)
-            z[i] = (y[i] - offset) / scale
+            z[i] = preimage(one_coordinate(elementwise, run(z), i), y[i])
         return z
 
     return backward
@@ -179,8 +222,7 @@ def coupling(net, context, elementwise):
     def forward(z):
         numbers, out = run(np.where(keep, z, 0.0)), z.copy()
         for i in np.flatnonzero(~keep):
-            scale, offset = one_coordinate(elementwise, numbers, i)
-            out[i] = scale * z[i] + offset
+            out[i] = one_coordinate(elementwise, numbers, i)(z[i])
         return out
 
     return forward
@@ -189,9 +231,12 @@ def coupling(net, context, elementwise):
 MASKED = {
     "IAF": autoregressive,
     "MeanOnlyIAF": autoregressive,
+    "AffineIAF": autoregressive,
     "MAF": inverse_autoregressive,
+    "NSF": inverse_autoregressive,
     "NICE": coupling,
     "RealNVP": coupling,
+    "CouplingNSF": coupling,
 }
 
 

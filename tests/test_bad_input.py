@@ -127,6 +127,12 @@ REFUSED = {
         "at least features = 8; got (16, 4)",
     ),
     "no hidden width": (lambda: flows.MAF(8, hidden_features=()), "at least features = 8; got ()"),
+    "activation": (
+        lambda: flows.NSF(8, activation="gelu"),
+        "activation in ('elu', 'relu', 'silu', 'tanh') or a function of a tensor; got 'gelu'",
+    ),
+    "no activation": (lambda: flows.RealNVP(8, activation=None), "or a function of a tensor; got None"),
+    "bins": (lambda: flows.CouplingNSF(8, bins=0), "bins from 1 to 999; got 0"),
     "order": (lambda: flows.IAF(8, order="random"), "order in ('paired', 'alternating'); got 'random'"),
     "features": (lambda: flows.Planar(0), "integer features >= 1; got 0"),
     "float features": (lambda: flows.Planar(2.5), "integer features >= 1; got 2.5"),

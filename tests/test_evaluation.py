@@ -25,6 +25,9 @@ OPTIONS = {
     "maf": {"hidden_features": 8},
     "nice": {"hidden_features": 8},
     "realnvp": {"hidden_features": 8},
+    "affine-iaf": {"hidden_features": 8},
+    "nsf": {"hidden_features": 8},
+    "coupling-nsf": {"hidden_features": 8},
     "orthogonal-sylvester": {"rank": 1},
 }
 COLUMNS = ("log_px", "mc_error", "ess", "khat", "elbo")

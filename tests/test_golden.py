@@ -40,7 +40,8 @@ INITS = ("identity", "torch")
 OPTIONS: dict[str, dict[str, Any]] = {
     "orthogonal-sylvester": {"rank": 4},
     "householder-sylvester": {"reflections": 3},
-    **{family: {"hidden_features": 8} for family in ("iaf", "mean-only-iaf", "maf", "nice", "realnvp")},
+    **{family: {"hidden_features": 8} for family in ("iaf", "mean-only-iaf", "affine-iaf", "maf", "nice", "realnvp")},
+    **{family: {"hidden_features": 8, "bins": 5} for family in ("nsf", "coupling-nsf")},
 }
 FLOWS = [f"{family}/{init}" for family in FAMILIES for init in INITS]
 ARCHITECTURES, LIKELIHOODS = ("mlp", "paper", "released"), ("bernoulli", "categorical")
@@ -53,7 +54,10 @@ RENAMED: tuple[tuple[str, str], ...] = ()
 def make_flow(name: str) -> nn.Module:
     family, init = name.split("/")
     make: Callable[..., nn.Module] = FAMILIES[family]
-    return make(FEATURES, context=CONTEXT, transforms=TRANSFORMS, init=init, **OPTIONS.get(family, {}))
+    options = OPTIONS.get(family, {})
+    if init == "torch" and "hidden_features" in options:
+        options = options | {"activation": "elu"}  # as in the paper's experiments
+    return make(FEATURES, context=CONTEXT, transforms=TRANSFORMS, init=init, **options)
 
 
 def make_vae(name: str) -> VAE:

@@ -455,10 +455,10 @@ def report(name, check):
     sys.stdout.flush()
 
 
-def verdicts(function, **environment):
-    """What a function of this file reports from a process of its own."""
+def verdicts(function, module="test_peer_contract", **environment):
+    """What a function of this file, or of another one, reports from a process of its own."""
     process = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", f"import test_peer_contract; test_peer_contract.{function}()"],
+        [sys.executable, "-W", "ignore", "-c", f"import {module}; {module}.{function}()"],
         env={**os.environ, **environment, "PYTHONPATH": os.pathsep.join([os.path.dirname(__file__), *sys.path])},
         capture_output=True,
         text=True,

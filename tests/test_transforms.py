@@ -68,9 +68,11 @@ def test_inverse(name, features, batch, scale):
     step, z = make(name, features, batch, scale)
     y, _ladj = step.call_and_ladj(z)
     back = step.inv(y)
-    condition = torch.linalg.cond(jacobians(step, z))
+    singular = torch.linalg.svdvals(jacobians(step, z))
+    # What may be lost: the rounding on the way there, amplified on the way back; a flat stretch amplifies by itself.
+    amplified = (1 + singular[..., 0]) / singular[..., -1]
     error = (back - z).abs().amax(-1) / (1 + z.abs().amax(-1) + y.abs().amax(-1))
-    assert (error <= 1e-13 * (1 + condition)).all()
+    assert (error <= 1e-13 * (1 + amplified)).all()
     # Any point of the space has an inverse image, not only images of typical points.
     y = 3 * y.flip(0) + 1
     back, inverse_ladj = step.inv.call_and_ladj(y)

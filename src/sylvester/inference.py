@@ -26,7 +26,7 @@ from sylvester.flows.support import SupportSteps
 from sylvester.random import stream
 from sylvester.transforms import TriangularAffineTransform
 
-__all__ = ["DensityFit", "Epoch", "Fit", "Window", "fit", "fit_density"]
+__all__ = ["DensityFit", "Epoch", "Fit", "Window", "fit", "fit_density", "standardized"]
 
 #: Told the number of steps or epochs done, the largest number there can be, and how it stands.
 Progress = Callable[[int, int, str], object]
@@ -490,7 +490,7 @@ def fit_density(
     valid, train = order[:held], order[held:]
     flow = copy.deepcopy(flow).requires_grad_(True).train()
     if standardize:
-        flow = _standardized(flow, x[train], None if context is None else context[train])
+        flow = standardized(flow, x[train], None if context is None else context[train])
 
     def score(rows: Tensor) -> Tensor:
         given = None if context is None else context[rows]
@@ -574,8 +574,15 @@ def _data(flow: Flow, x: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor
     return x, context
 
 
-def _standardized(flow: Flow, x: Tensor, context: Tensor | None) -> Flow:
-    """The flow with steps that give standardized variables the moments of x, on standardized contexts."""
+def standardized(flow: Flow, x: Tensor, context: Tensor | None = None) -> Flow:
+    """The flow with one more step, which gives its variables the means and variances of x, and on contexts that lose
+    theirs: what `fit_density` fits.
+
+    >>> from sylvester.flows import Gaussian
+    >>> x = 100 + torch.randn(1000, 2, generator=stream("doctest"))
+    >>> standardized(Gaussian(2), x)().rsample().round(decimals=-2)
+    tensor([100., 100.], grad_fn=<RoundBackward0>)
+    """
     for module in flow.steps:
         if _is_last(module):
             x = module(None)[0].inv(x)

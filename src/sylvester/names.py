@@ -17,9 +17,12 @@ FLOWS = (
     "triangular-sylvester",
     "iaf",
     "mean-only-iaf",
+    "affine-iaf",
     "maf",
+    "nsf",
     "nice",
     "realnvp",
+    "coupling-nsf",
 )
 
 DATASETS = ("digits", "mnist", "omniglot", "caltech101", "freyfaces")

@@ -51,6 +51,7 @@ class Setting:
     choices: tuple[str, ...] = ()
     flows: tuple[str, ...] = FLOWS  # which take it: a preset's value for another is dropped, a user's is an error
     argument: str | None = None  # of the flow's class
+    unset: str | None = None  # what its absence means to the flows that take it: others need a value
 
     @property
     def of_some_flows(self) -> bool:
@@ -75,6 +76,8 @@ PRESETS: dict[str, dict[str, Any]] = {
         "rank": 8,
         "reflections": 4,
         "hidden": 64,
+        "bins": 8,
+        "activation": "relu",
         "latent": 16,
         "epochs": 120,
         "patience": 25,
@@ -92,6 +95,8 @@ PRESETS: dict[str, dict[str, Any]] = {
         "rank": 2,
         "reflections": 2,
         "hidden": 64,
+        "bins": 8,
+        "activation": "relu",
         "latent": 2,
         "epochs": 100,
         "patience": 0,
@@ -108,6 +113,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "rank": 32,
         "reflections": 8,
         "hidden": 1280,
+        "bins": 8,
         "latent": 64,
         "epochs": 2000,
         "patience": 100,
@@ -129,7 +135,8 @@ EXCEPTIONS: dict[tuple[str, str], dict[str, Any]] = {
 
 
 _ALL_BUT_GAUSSIAN = tuple(name for name in FLOWS if name != "gaussian")
-_NETWORKS = ("iaf", "mean-only-iaf", "maf", "nice", "realnvp")
+_SPLINES = ("nsf", "coupling-nsf")
+_NETWORKS = ("iaf", "mean-only-iaf", "affine-iaf", "maf", "nice", "realnvp", *_SPLINES)
 
 
 class Config(BaseModel):
@@ -159,6 +166,17 @@ class Config(BaseModel):
     hidden: Annotated[
         int | None,
         Setting("Width of the masked and coupling networks", 1, 2**20, flows=_NETWORKS, argument="hidden_features"),
+    ] = None
+    bins: Annotated[int | None, Setting("Pieces of a spline", 1, 999, flows=_SPLINES, argument="bins")] = None
+    activation: Annotated[
+        str | None,
+        Setting(
+            "Between the layers of these networks",
+            choices=("relu", "silu", "elu", "tanh"),
+            flows=_NETWORKS,
+            argument="activation",
+            unset="elu",  # the paper's, and that of runs from before there was a choice
+        ),
     ] = None
     latent: Annotated[int, Setting("Size of z", 1, 2**20, argument="features")]
     epochs: Annotated[int, Setting("Epochs at most", 1, WHOLE)]
@@ -260,7 +278,7 @@ class Config(BaseModel):
                 raise ValueError(
                     f"Expected no {name} with the {self.flow} flow, only with {', '.join(flows)}; got {value}"
                 )
-            if value is None and self.flow in flows:
+            if value is None and self.flow in flows and SETTINGS[name].unset is None:
                 raise ValueError(f"Expected a value of {name} for the {self.flow} flow; got none")
         if self.rank is not None and self.rank > self.latent:
             raise ValueError(f"Expected rank to be at most latent = {self.latent}; got {self.rank}")
@@ -284,7 +302,11 @@ class Config(BaseModel):
 
     def flow_arguments(self) -> dict[str, Any]:
         """What the flow's class is to be called with, beyond the size of its context."""
-        values = {setting.argument: getattr(self, name) for name, setting in SETTINGS.items() if setting.argument}
+        values = {
+            setting.argument: setting.unset if getattr(self, name) is None else getattr(self, name)
+            for name, setting in SETTINGS.items()
+            if setting.argument and self.flow in setting.flows
+        }
         return {argument: value for argument, value in values.items() if value is not None}
 
     def to_toml(self) -> str:
@@ -296,6 +318,7 @@ SETTINGS: dict[str, Setting] = {
     for name, field in Config.model_fields.items()
 }
 FLOW_SETTINGS = {name: setting.flows for name, setting in SETTINGS.items() if setting.of_some_flows}
+FLOW_SIZES = tuple(name for name in FLOW_SETTINGS if not SETTINGS[name].choices)
 
 
 def kind_of(name: str) -> type:

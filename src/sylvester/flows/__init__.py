@@ -1,8 +1,8 @@
 """Amortized flows: ``flow(context)`` gives a :class:`~sylvester.distributions.FlowDistribution`."""
 
-from sylvester.flows.autoregressive import IAF, MAF, MeanOnlyIAF
+from sylvester.flows.autoregressive import IAF, MAF, NSF, AffineIAF, MeanOnlyIAF
 from sylvester.flows.base import AmortizedSteps, DiagonalGaussian, Flow, compose, inverted
-from sylvester.flows.coupling import NICE, RealNVP
+from sylvester.flows.coupling import NICE, CouplingNSF, RealNVP
 from sylvester.flows.gaussian import Gaussian
 from sylvester.flows.householder import Householder
 from sylvester.flows.hypernetwork import Hypernetwork, Output
@@ -23,9 +23,12 @@ FAMILIES: dict[str, type[Flow]] = {
     "triangular-sylvester": TriangularSylvester,
     "iaf": IAF,
     "mean-only-iaf": MeanOnlyIAF,
+    "affine-iaf": AffineIAF,
     "maf": MAF,
+    "nsf": NSF,
     "nice": NICE,
     "realnvp": RealNVP,
+    "coupling-nsf": CouplingNSF,
 }
 
 __all__ = [
@@ -33,7 +36,10 @@ __all__ = [
     "IAF",
     "MAF",
     "NICE",
+    "NSF",
+    "AffineIAF",
     "AmortizedSteps",
+    "CouplingNSF",
     "DiagonalGaussian",
     "Flow",
     "Gaussian",

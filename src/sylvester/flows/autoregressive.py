@@ -7,12 +7,11 @@ from functools import partial
 from typing import Literal, get_args
 
 from torch.distributions import Transform
-from torch.nn.functional import elu
 
 from sylvester.flows.base import DiagonalGaussian, Flow, check_sizes, family
 from sylvester.flows.hypernetwork import Init
 from sylvester.flows.masked import Activation, BoundNet, MaskedSteps
-from sylvester.transforms import Affine, AutoregressiveTransform, Elementwise, Gated, Shift
+from sylvester.transforms import Affine, AutoregressiveTransform, Elementwise, Gated, RationalQuadratic, Shift
 
 Order = Literal["paired", "alternating"]
 
@@ -25,7 +24,7 @@ class IAF(Flow):
 
     Args:
         hidden_features: one width for two hidden layers, or a width for each.
-        activation: between the layers.
+        activation: between the layers: "elu", "relu", "silu", "tanh" or a function of a tensor.
         order: "alternating" reverses the order of the coordinates at every step, N R N R …; "paired" is what flipping z
             before every second step without flipping it back amounts to, as in the paper's experiments:
             N R R N N R R N ….
@@ -39,7 +38,7 @@ class IAF(Flow):
         transforms: int = 8,
         *,
         hidden_features: int | Sequence[int] | None = None,
-        activation: Activation = elu,
+        activation: Activation = "elu",
         order: Order = "paired",
         gate_floor: float = 1e-3,
         init: Init = "identity",
@@ -77,7 +76,7 @@ class MeanOnlyIAF(Flow):
         transforms: int = 8,
         *,
         hidden_features: int | Sequence[int] | None = None,
-        activation: Activation = elu,
+        activation: Activation = "elu",
         order: Order = "paired",
         init: Init = "identity",
         hyper_features: Sequence[int] = (),
@@ -100,8 +99,10 @@ class MeanOnlyIAF(Flow):
 
 
 @family
-class MAF(Flow):
-    """Masked autoregressive flow, the other direction of an affine IAF: ``log_prob`` takes one pass a step, sampling D.
+class AffineIAF(Flow):
+    """Inverse autoregressive flow, affine: z' = exp(4 tanh(s/4)) z + μ. Gates only shrink; its scales also grow.
+
+    Sampling takes one pass a step, ``log_prob`` of a new point D.
 
     Args:
         hidden_features, activation: as for :class:`IAF`.
@@ -115,7 +116,7 @@ class MAF(Flow):
         transforms: int = 8,
         *,
         hidden_features: int | Sequence[int] | None = None,
-        activation: Activation = elu,
+        activation: Activation = "relu",
         order: Order = "alternating",
         init: Init = "identity",
         hyper_features: Sequence[int] = (),
@@ -127,6 +128,91 @@ class MAF(Flow):
                 context,
                 transforms,
                 Affine(),
+                hidden_features=hidden_features,
+                activation=activation,
+                order=order,
+                init=init,
+                hyper_features=hyper_features,
+                variance_bounds=variance_bounds,
+            )
+        )
+
+
+@family
+class MAF(Flow):
+    """Masked autoregressive flow, the other direction of :class:`AffineIAF`.
+
+    ``log_prob`` takes one pass a step, sampling D.
+
+    Args:
+        hidden_features, activation: as for :class:`IAF`.
+        order: as for :class:`IAF`, but alternating unless given.
+    """
+
+    def __init__(
+        self,
+        features: int,
+        context: int = 0,
+        transforms: int = 8,
+        *,
+        hidden_features: int | Sequence[int] | None = None,
+        activation: Activation = "relu",
+        order: Order = "alternating",
+        init: Init = "identity",
+        hyper_features: Sequence[int] = (),
+        variance_bounds: tuple[float, float] | None = None,
+    ):
+        super().__init__(
+            *_parts(
+                features,
+                context,
+                transforms,
+                Affine(),
+                inverse=True,
+                hidden_features=hidden_features,
+                activation=activation,
+                order=order,
+                init=init,
+                hyper_features=hyper_features,
+                variance_bounds=variance_bounds,
+            )
+        )
+
+
+@family
+class NSF(Flow):
+    """Neural spline flow, autoregressive (Durkan et al., 2019): as MAF, with a monotone spline of each coordinate.
+
+    ``log_prob`` takes one pass a step, sampling D.
+
+    Args:
+        bins: how many pieces a spline has.
+        bound: splines act within ±bound; beyond it a step is the identity.
+        hidden_features, activation: as for :class:`IAF`.
+        order: as for :class:`IAF`, but alternating unless given.
+    """
+
+    def __init__(
+        self,
+        features: int,
+        context: int = 0,
+        transforms: int = 8,
+        *,
+        bins: int = 8,
+        bound: float = 5.0,
+        hidden_features: int | Sequence[int] | None = None,
+        activation: Activation = "relu",
+        order: Order = "alternating",
+        init: Init = "identity",
+        hyper_features: Sequence[int] = (),
+        variance_bounds: tuple[float, float] | None = None,
+    ):
+        super().__init__(
+            *_parts(
+                features,
+                context,
+                transforms,
+                RationalQuadratic(bins, bound),
                 inverse=True,
                 hidden_features=hidden_features,
                 activation=activation,
@@ -162,6 +248,8 @@ def _parts(
         partial(_bind, elementwise=elementwise, inverse=inverse),
         hidden_features=hidden_features,
         activation=activation,
+        # Units of degree 0 see the context alone: without one they would be constants, half of the units in the plane.
+        lowest_degree=0 if context or features == 1 else 1,
         init=init,
         hyper_features=hyper_features,
     )

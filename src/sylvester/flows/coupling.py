@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from functools import partial
 
 from torch.distributions import Transform
-from torch.nn.functional import elu
 
 from sylvester.flows.base import DiagonalGaussian, Flow, check_sizes, family
 from sylvester.flows.hypernetwork import Init
 from sylvester.flows.masked import Activation, BoundNet, MaskedSteps
-from sylvester.transforms import Affine, CouplingTransform, Elementwise, Shift
+from sylvester.transforms import Affine, CouplingTransform, Elementwise, RationalQuadratic, Shift
 
 
 @family
@@ -20,7 +19,7 @@ class NICE(Flow):
 
     Args:
         hidden_features: one width for two hidden layers, or a width for each.
-        activation: between the layers.
+        activation: between the layers: "elu", "relu", "silu", "tanh" or a function of a tensor.
     """
 
     def __init__(
@@ -30,7 +29,7 @@ class NICE(Flow):
         transforms: int = 8,
         *,
         hidden_features: int | Sequence[int] | None = None,
-        activation: Activation = elu,
+        activation: Activation = "relu",
         init: Init = "identity",
         hyper_features: Sequence[int] = (),
         variance_bounds: tuple[float, float] | None = None,
@@ -65,7 +64,7 @@ class RealNVP(Flow):
         transforms: int = 8,
         *,
         hidden_features: int | Sequence[int] | None = None,
-        activation: Activation = elu,
+        activation: Activation = "relu",
         init: Init = "identity",
         hyper_features: Sequence[int] = (),
         variance_bounds: tuple[float, float] | None = None,
@@ -76,6 +75,45 @@ class RealNVP(Flow):
                 context,
                 transforms,
                 Affine(),
+                hidden_features=hidden_features,
+                activation=activation,
+                init=init,
+                hyper_features=hyper_features,
+                variance_bounds=variance_bounds,
+            )
+        )
+
+
+@family
+class CouplingNSF(Flow):
+    """Neural spline flow with couplings (Durkan et al., 2019): monotone splines; one pass in both directions.
+
+    Args:
+        bins: how many pieces a spline has.
+        bound: splines act within ±bound; beyond it a step is the identity.
+        hidden_features, activation: as for :class:`NICE`.
+    """
+
+    def __init__(
+        self,
+        features: int,
+        context: int = 0,
+        transforms: int = 8,
+        *,
+        bins: int = 8,
+        bound: float = 5.0,
+        hidden_features: int | Sequence[int] | None = None,
+        activation: Activation = "relu",
+        init: Init = "identity",
+        hyper_features: Sequence[int] = (),
+        variance_bounds: tuple[float, float] | None = None,
+    ):
+        super().__init__(
+            *_parts(
+                features,
+                context,
+                transforms,
+                RationalQuadratic(bins, bound),
                 hidden_features=hidden_features,
                 activation=activation,
                 init=init,

@@ -11,12 +11,12 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
 from torch.distributions import Transform
-from torch.nn.functional import linear
+from torch.nn.functional import elu, linear, relu, silu
 
 from sylvester.buffers import DerivedBuffers
 from sylvester.flows.hypernetwork import Hypernetwork, Init, Output
@@ -26,7 +26,9 @@ from sylvester.transforms import Elementwise
 # Rows of a block: fewer of them skip more of the weights, more of them make better products.
 _BLOCK = 320
 
-Activation = Callable[[Tensor], Tensor]
+ActivationName = Literal["elu", "relu", "silu", "tanh"]
+Activation = ActivationName | Callable[[Tensor], Tensor]
+_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"elu": elu, "relu": relu, "silu": silu, "tanh": torch.tanh}
 
 
 class MaskedLinear(DerivedBuffers, nn.Linear):
@@ -150,7 +152,7 @@ class MaskedNet(DerivedBuffers):
         hidden_features: Sequence[int],
         numbers: int,
         *,
-        activation: Activation,
+        activation: Callable[[Tensor], Tensor],
         lowest_degree: int = 0,
     ):
         super().__init__()
@@ -186,7 +188,7 @@ class BoundNet:
         context: Tensor | None,
         position: Tensor,
         numbers: int,
-        activation: Activation,
+        activation: Callable[[Tensor], Tensor],
     ):
         self.layers, self.context, self.position = layers, context, position
         self.numbers, self.activation = numbers, activation
@@ -222,7 +224,7 @@ class MaskedSteps(nn.Module):
         elementwise: what the steps do to one coordinate.
         bind: makes a transform of a network that is bound to a context.
         hidden_features: one width for two layers, or a width for each; None for a default.
-        activation: between the layers.
+        activation: between the layers: "elu", "relu", "silu", "tanh" or a function of a tensor.
         lowest_degree: see `MaskedNet`.
         init, hyper_features: as for every family. Under ``init="torch"`` weights start from N(0, 2/outputs) and biases
             from 0, as in the paper's experiments.
@@ -242,17 +244,23 @@ class MaskedSteps(nn.Module):
         hyper_features: Sequence[int],
     ):
         super().__init__()
-        self.elementwise, self.bind = elementwise, bind
+        self.elementwise, self.bind, self.activation = elementwise, bind, _function_of(activation)
         features = len(positions[0])
         self.widths = _hidden_widths(hidden_features, features)
         self.nets = nn.ModuleList(
-            MaskedNet(position, self.widths, elementwise.numbers, activation=activation, lowest_degree=lowest_degree)
+            MaskedNet(
+                position, self.widths, elementwise.numbers, activation=self.activation, lowest_degree=lowest_degree
+            )
             for position in positions
         )
         for net in self._nets():
             _start(net, elementwise, len(positions), init)
         table = {"context": Output((self.widths[0],))}
         self.hypernetwork = Hypernetwork(context, table, hyper_features=hyper_features) if context else None
+        size = elementwise.start(len(positions), features)[0]
+        if init == "identity" and size < 1:
+            for net in self._nets():
+                _cancel(list(net.masked_layers()), self.hypernetwork, size)
 
     def _nets(self) -> Iterable[MaskedNet]:
         return cast(Iterable[MaskedNet], self.nets)
@@ -262,7 +270,10 @@ class MaskedSteps(nn.Module):
         return [self.bind(net.bind(shared)) for net in self._nets()]
 
     def extra_repr(self) -> str:
-        return f"transforms={len(self.nets)}, hidden_features={self.widths}, {self.elementwise}"
+        activation = getattr(self.activation, "__name__", self.activation)
+        return (
+            f"transforms={len(self.nets)}, hidden_features={self.widths}, activation={activation}, {self.elementwise}"
+        )
 
 
 @torch.no_grad()
@@ -274,13 +285,61 @@ def _start(net: MaskedNet, elementwise: Elementwise, transforms: int, init: Init
             outputs = features if layer is last else layer.out_features
             layer.weight.normal_(0, math.sqrt(2 / outputs))
             layer.bias.zero_()
-        factor, biases = 1.0, elementwise.bias
+        biases = elementwise.bias
     else:
-        factor, biases = elementwise.start(transforms, features)
-    last.weight.mul_(factor)
-    last.bias.mul_(factor)
+        size, biases = elementwise.start(transforms, features)
+        last.bias.mul_(size)
     for number, bias in enumerate(biases):
         last.bias[number * features : (number + 1) * features] += bias
+
+
+@torch.no_grad()
+def _cancel(layers: Sequence[MaskedLinear], hypernetwork: Hypernetwork | None, size: float) -> None:
+    """Outputs of nearly zero from weights of the usual size: hidden units are twins, equal in all they see and opposite
+    in what they say to the outputs, so that they cancel.
+
+    Weights of nearly zero would do that too, but from there Adam's first steps, which know signs alone, move those of
+    all hidden units alike, and the units stay alike. Twins part at once, as their gradients are opposite. Units
+    without a twin say ``size`` times as much as usual.
+    """
+    *hidden, last = layers
+    if hypernetwork is not None:
+        twin = _twins(hidden[0].degrees[1]).to(last.weight.device)
+        for parameter in (hypernetwork.weight, hypernetwork.bias):
+            if parameter is not None:
+                parameter.copy_(_as_elder(parameter, twin))
+    inputs = torch.arange(hidden[0].in_features, device=last.weight.device)
+    for layer in hidden:
+        twin = _twins(layer.degrees[1]).to(inputs.device)
+        # A twin sees of each unit what the other one sees of that unit's twin.
+        own = torch.arange(len(twin), device=twin.device)
+        layer.weight.copy_(torch.where((twin >= own).unsqueeze(-1), layer.weight, layer.weight[twin][:, inputs]))
+        layer.bias.copy_(_as_elder(layer.bias, twin))
+        inputs = twin
+    own = torch.arange(len(inputs), device=inputs.device)
+    opposite = torch.where(inputs < own, -last.weight[:, inputs], last.weight)
+    last.weight.copy_(torch.where(inputs == own, size * last.weight, opposite))
+
+
+def _as_elder(values: Tensor, twin: Tensor) -> Tensor:
+    """With the rows of the first of two twins in place of the second's."""
+    return values[torch.minimum(twin, torch.arange(len(twin), device=twin.device))]
+
+
+def _twins(degrees: Tensor) -> Tensor:
+    """For units in the order of their degrees, the index of each one's twin, of the same degree; or its own."""
+    own = torch.arange(len(degrees), device=degrees.device)
+    rank = own - torch.searchsorted(degrees, degrees)  # among the units of its degree
+    twin = (own + 1 - 2 * (rank % 2)).clamp(max=len(own) - 1)
+    return torch.where(degrees[twin] == degrees, twin, own)
+
+
+def _function_of(activation: Activation) -> Callable[[Tensor], Tensor]:
+    if callable(activation):
+        return activation
+    if not isinstance(activation, str) or activation not in _ACTIVATIONS:
+        raise ValueError(f"Expected activation in {tuple(_ACTIVATIONS)} or a function of a tensor; got {activation!r}")
+    return _ACTIVATIONS[activation]
 
 
 def _hidden_widths(hidden_features: int | Sequence[int] | None, features: int) -> tuple[int, ...]:

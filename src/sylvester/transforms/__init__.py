@@ -8,6 +8,7 @@ from sylvester.transforms.elementwise import Affine, Elementwise, Gated, Shift
 from sylvester.transforms.householder import HouseholderTransform
 from sylvester.transforms.planar import PlanarTransform
 from sylvester.transforms.radial import RadialTransform
+from sylvester.transforms.spline import RationalQuadratic
 from sylvester.transforms.support import SupportTransform
 from sylvester.transforms.sylvester import SylvesterTransform
 
@@ -22,6 +23,7 @@ __all__ = [
     "Inverse",
     "PlanarTransform",
     "RadialTransform",
+    "RationalQuadratic",
     "Shift",
     "SupportTransform",
     "SylvesterTransform",

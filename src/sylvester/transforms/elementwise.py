@@ -4,7 +4,7 @@
     Affine      z' = exp(4 tanh(s/4)) z + μ
     Gated       z' = g z + (1 − g) μ,    g = ε + (1 − ε) σ(s)            (eq. 31, where ε = 0)
 
-The bounds keep float32 finite: a log-scale stays within ±4, a gate above its floor ε.
+The bounds keep float32 finite: a log-scale stays within ±4, a gate above its floor ε. Splines have a file of their own.
 """
 
 from __future__ import annotations
@@ -40,8 +40,9 @@ class Elementwise(ABC):
         """The z that ``forward`` takes to y, and log ∂z'/∂z there."""
 
     def start(self, transforms: int, features: int) -> tuple[float, tuple[float, ...]]:
-        """Where K steps of D coordinates begin under ``init="identity"``, as a factor of the network's last layer
-        and a bias of each number. By default all numbers are nearly zero: let that be the identity."""
+        """Where K steps of D coordinates begin under ``init="identity"``: the size of a network's outputs, 1 for what
+        torch's default gives, and a bias of each number. By default all numbers are nearly zero: let that be the
+        identity."""
         return NUDGE / math.sqrt(transforms * features), (0.0,) * self.numbers
 
 

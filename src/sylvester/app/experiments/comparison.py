@@ -16,7 +16,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from sylvester.app.config import FLOW_SETTINGS, SETTINGS, Config
+from sylvester.app.config import FLOW_SETTINGS, FLOW_SIZES, SETTINGS, Config
 from sylvester.app.experiments.identity import identity, settings_of
 from sylvester.app.runs import DamagedRun, Run, RunError
 from sylvester.names import FLOWS
@@ -253,7 +253,7 @@ def group(entries: Iterable[Entry]) -> tuple[list[Group], list[Entry]]:
 
 def _place(found: Group) -> tuple[Any, ...]:
     """Datasets by name, flows in their customary order, the smaller model first."""
-    sizes = [getattr(found.config, name) or 0 for name in ("latent", *FLOW_SETTINGS)]
+    sizes = [getattr(found.config, name) or 0 for name in ("latent", *FLOW_SIZES)]
     return found.dataset, FLOWS.index(found.flow), sizes, str(found.settings)
 
 

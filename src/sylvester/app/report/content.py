@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from sylvester.app import models
-from sylvester.app.config import FLOW_SETTINGS, PRESETS, SETTINGS, Config
+from sylvester.app.config import FLOW_SIZES, PRESETS, SETTINGS, Config
 from sylvester.app.experiments.comparison import Comparison, Difference, Entry, Group, Summary
 from sylvester.app.experiments.paper import DATASETS, FFJORD, MODELS, TABLE1, TABLE2, TABLE3, Published, Row
 from sylvester.app.report.drawings import Line, against_steps, training_curves
@@ -120,7 +120,7 @@ def _ordered(groups: Sequence[Group]) -> list[Group]:
     datasets, flows = _unique(group.dataset for group in groups), [*MODELS, *FLOWS]
 
     def place(group: Group) -> tuple[int, int, list[int]]:
-        sizes = [getattr(group.config, name) or 0 for name in FLOW_SETTINGS]
+        sizes = [getattr(group.config, name) or 0 for name in FLOW_SIZES]
         return datasets.index(group.dataset), flows.index(group.flow), sizes
 
     return sorted(groups, key=place)
