@@ -5,10 +5,12 @@ from __future__ import annotations
 import copy
 import io
 import math
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -45,6 +47,7 @@ from pyro.infer.reparam import NeuTraReparam, ProjectedNormalReparam  # noqa: E4
 from pyro.nn import PyroModule, PyroParam, PyroSample  # noqa: E402
 from torch.distributions import constraints  # noqa: E402
 
+from benchmarks import pyro_guides  # noqa: E402
 from sylvester import flows  # noqa: E402
 from sylvester.contrib.pyro import AutoFlow, PyroFlowDistribution, PyroFlowTransform, as_pyro, log_density  # noqa: E402
 from sylvester.diagnostics import diagnose  # noqa: E402
@@ -52,6 +55,7 @@ from sylvester.distributions import FlowDistribution  # noqa: E402
 from sylvester.inference import fit  # noqa: E402
 from sylvester.transforms import SylvesterTransform  # noqa: E402
 
+ROOT = Path(__file__).parents[1]
 triangular = partial(flows.TriangularSylvester, transforms=3)
 ELBOS = pytest.mark.parametrize("elbo", [Trace_ELBO, TraceGraph_ELBO, TraceEnum_ELBO])
 STARTS = pytest.mark.parametrize("init_loc_fn", [init_to_feasible, init_to_mean, init_to_median, init_to_sample])
@@ -715,6 +719,9 @@ def test_what_a_transform_remembers(solves: list[int]) -> None:
     assert transform.log_abs_det_jacobian(x, y).requires_grad
     other = copy.deepcopy(transform)
     assert_close(other(x), transform(x))
+    with torch.inference_mode():
+        assert_close(transform.inv(transform(x)), x)
+    assert_close(torch.func.vmap(transform)(x), transform(x))
     transform.clear_cache()
     assert transform.with_cache(1) is transform
 
@@ -783,3 +790,51 @@ def test_a_distribution_of_ours_stays_one_of_ours() -> None:
     q = as_pyro(flows.Planar(2))()
     assert isinstance(q, FlowDistribution)
     assert isinstance(q.expand([3]), PyroFlowDistribution)
+
+
+# The documentation
+
+
+def test_the_page_runs() -> None:
+    text = (ROOT / "docs" / "pyro.md").read_text()
+    blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    assert len(blocks) == 3
+    names: dict[str, object] = {}
+    torch.set_default_dtype(torch.float32)
+    for block in blocks:
+        exec(block, names)
+    assert names["guide"].prototype_trace is not None
+
+
+def test_the_example_draws(tmp_path: Path) -> None:
+    example = ROOT / "examples" / "pyro_guide.py"
+    assert len(example.read_text().splitlines()) < 100
+    command = [sys.executable, str(example), str(tmp_path / "pyro.png"), "--steps", "20"]
+    out = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert "AutoFlow: ELBO" in out
+    assert (tmp_path / "pyro.png").stat().st_size > 10_000
+
+
+def test_the_benchmark_runs_and_its_tables_are_the_pages(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    torch.set_default_dtype(torch.float32)
+    path = tmp_path / "pyro.json"
+    for what in (*pyro_guides.RUNS, "tables"):
+        pyro_guides.main([what, "--tiny", "--out", str(path)])
+    assert capsys.readouterr().out.count("\n\n") == 2
+    written = pyro_guides.Found(ROOT / "docs" / "pyro.json")
+    for table in pyro_guides.tables(written, pyro_guides.Sizes()).split("\n\n"):
+        assert table in (ROOT / "docs" / "pyro.md").read_text()
+
+
+def test_the_exact_posterior_of_eight_schools() -> None:
+    """The benchmark's reference, against importance sampling with the prior."""
+    log_z, draws = pyro_guides.exact_schools(1000)
+    n = 400_000
+    mu, tau = 5 * torch.randn(n), 5 * torch.randn(n).abs() / torch.randn(n).abs()
+    y, s = pyro_guides.EFFECTS.double(), pyro_guides.ERRORS.double()
+    log_w = dist.Normal(mu[:, None], (s**2 + tau[:, None] ** 2).sqrt()).log_prob(y).sum(-1)
+    assert log_w.logsumexp(0).item() - math.log(n) == pytest.approx(log_z, abs=0.01)
+    w = log_w.softmax(0)
+    for name, prior in (("mu", mu), ("tau", tau.clamp(max=50))):
+        expected = (w * prior).sum()
+        assert draws[name].clamp(max=50).mean().item() == pytest.approx(expected.item(), abs=0.5)

@@ -59,7 +59,7 @@ class PyroFlowDistribution(FlowDistribution, TorchDistributionMixin):
 
 
 class PyroFlow(Flow):
-    """A flow that gives `PyroFlowDistribution`\\ s. It shares the modules of the flow that it is made of."""
+    """A flow whose distributions are Pyro's, too. It shares the modules of the flow that it is made of."""
 
     def __init__(self, flow: Flow):
         super().__init__(flow.base, flow.steps)
@@ -126,15 +126,18 @@ class PyroFlowTransform(TransformModule):
         self._known: _Known | None = None
 
     def __call__(self, x: Tensor) -> Tensor:
-        if self._known is None or not self._known.answers(self, x=x):
-            self._known = _Known(self, x, *self._forward(x))
-        return self._known.y
+        if self._known is not None and self._known.answers(self, x=x):
+            return self._known.y
+        y, ladj = self._forward(x)
+        self._known = _Known.of(self, x, y, ladj)
+        return y
 
     def _inv_call(self, y: Tensor) -> Tensor:
-        if self._known is None or not self._known.answers(self, y=y):
-            x, ladj = self._backward(y)
-            self._known = _Known(self, x, y, ladj)
-        return self._known.x
+        if self._known is not None and self._known.answers(self, y=y):
+            return self._known.x
+        x, ladj = self._backward(y)
+        self._known = _Known.of(self, x, y, ladj)
+        return x
 
     def log_abs_det_jacobian(self, x: Tensor, y: Tensor) -> Tensor:
         if self._known is not None and self._known.answers(self, x=x, y=y):
@@ -186,6 +189,11 @@ class _Known:
     def __init__(self, transform: PyroFlowTransform, x: Tensor, y: Tensor, ladj: Tensor):
         self.x, self.y, self.ladj = x, y, ladj
         self.state, self.with_grad = self._state(transform), torch.is_grad_enabled()
+
+    @classmethod
+    def of(cls, transform: PyroFlowTransform, x: Tensor, y: Tensor, ladj: Tensor) -> _Known | None:
+        # Tensors of inference mode do not count their changes.
+        return None if x.is_inference() or y.is_inference() else cls(transform, x, y, ladj)
 
     def answers(self, transform: PyroFlowTransform, *, x: Tensor | None = None, y: Tensor | None = None) -> bool:
         same = (x is None or x is self.x) and (y is None or y is self.y)
