@@ -233,14 +233,6 @@ def test_quantiles_are_those_of_the_constrained_numbers() -> None:
     assert all(torch.equal(found[name], again[name]) for name in found)
 
 
-def test_many_draws_of_many_variables() -> None:
-    def model() -> None:
-        pyro.sample("x", dist.Normal(torch.zeros(1000), 1.0).to_event(1))
-
-    guide = AutoFlow(model, flows.Gaussian, affine="diagonal", quantile_draws=20_000)
-    assert guide.quantiles([0.25, 0.75])["x"].shape == (2, 1000)
-
-
 @pytest.mark.parametrize("how", ["deepcopy", "torch.save"])
 def test_a_guide_is_copied_and_saved_after_use(how: str) -> None:
     guide = auto(every_support)
@@ -411,8 +403,8 @@ def test_a_conjugate_posterior_is_exact(batch: bool, estimator: type) -> None:
         log_z = dist.MultivariateNormal(torch.zeros(3), torch.eye(3) + 1).log_prob(data).item()
     guide = AutoFlow(model, partial(flows.TriangularSylvester, transforms=2))
     elbo = estimator(num_particles=64, vectorize_particles=True, max_plate_nesting=1, ignore_jit_warnings=True)
-    svi = SVI(model, guide, pyro.optim.ClippedAdam({"lr": 0.05, "lrd": 0.01 ** (1 / 400)}), elbo)
-    for _ in range(400):
+    svi = SVI(model, guide, pyro.optim.ClippedAdam({"lr": 0.05, "lrd": 0.01 ** (1 / 300)}), elbo)
+    for _ in range(300):
         svi.step(data)
     with torch.no_grad():
         draws = guide.get_posterior().sample((50_000,))
@@ -420,7 +412,8 @@ def test_a_conjugate_posterior_is_exact(batch: bool, estimator: type) -> None:
         assert (draws.std(0) / deviation - 1).abs().max() < 0.03
         diagnosis = diagnose(log_density(guide, data), guide.get_posterior())
         assert diagnosis.elbo == pytest.approx(log_z, abs=0.01)
-        assert diagnosis.log_z == pytest.approx(log_z, abs=1e-3)
+        assert diagnosis.log_z == pytest.approx(log_z, abs=4 * diagnosis.log_z_error)
+        assert diagnosis.log_z_error < 5e-3
 
 
 def test_it_bends_where_a_gaussian_cannot() -> None:
@@ -430,12 +423,12 @@ def test_it_bends_where_a_gaussian_cannot() -> None:
         scale = pyro.sample("scale", dist.LogNormal(0.0, 0.5))
         pyro.sample("y", dist.Normal(scale.log() ** 2 * 2, 0.3))
 
-    guide = AutoFlow(model, lambda features: flows.inverted(flows.MAF(features, transforms=2)))
-    steps(model, guide, 600)
+    guide = AutoFlow(model, lambda features: flows.inverted(flows.MAF(features, transforms=1)))
+    steps(model, guide, 300)
     diagnosis = diagnose(log_density(guide), guide.get_posterior())
     assert -0.05 < diagnosis.elbo < 0.02
     gaussian = AutoFlow(model, flows.Gaussian)
-    steps(model, gaussian, 600)
+    steps(model, gaussian, 300)
     assert diagnose(log_density(gaussian), gaussian.get_posterior()).elbo < -0.3
 
 
@@ -498,7 +491,7 @@ def test_other_guides_of_pyros_have_a_log_density_too() -> None:
     y = torch.tensor(0.3)
     guide = AutoDiagonalNormal(model, init_scale=0.7)
     diagnosis = diagnose(log_density(guide, y), guide.get_posterior())
-    assert diagnosis.log_z == pytest.approx(dist.Normal(0.0, 2**0.5).log_prob(y).item(), abs=0.02)
+    assert diagnosis.log_z == pytest.approx(dist.Normal(0.0, 2**0.5).log_prob(y).item(), abs=4 * diagnosis.log_z_error)
     result = fit(log_density(guide, y), flows.Gaussian(1), steps=300)
     assert result.elbo == pytest.approx(dist.Normal(0.0, 2**0.5).log_prob(y).item(), abs=0.01)
 
@@ -607,7 +600,7 @@ def test_an_amortized_guide_finds_each_posterior() -> None:
         with pyro.plate("data", len(x)):
             pyro.sample("z", flow(x))
 
-    steps(model, guide, 600, data, particles=8)
+    steps(model, guide, 300, data, particles=8)
     log_z = dist.Normal(0.0, 2**0.5).log_prob(data).sum().item()
     loss = Trace_ELBO(num_particles=2000, vectorize_particles=True, max_plate_nesting=1).loss(model, guide, data)
     assert 0 <= loss + log_z + 0.02 < 0.5  # nats, of fifty posteriors together
@@ -712,6 +705,7 @@ def test_what_a_transform_remembers(solves: list[int]) -> None:
     with torch.no_grad():
         x.add_(1.0)
     assert_close(transform(x), transform._call(x))
+    transform.clear_cache()
     with torch.no_grad():
         y = transform(x)
         assert transform.inv(y) is x
@@ -722,20 +716,19 @@ def test_what_a_transform_remembers(solves: list[int]) -> None:
     with torch.inference_mode():
         assert_close(transform.inv(transform(x)), x)
     assert_close(torch.func.vmap(transform)(x), transform(x))
-    transform.clear_cache()
     assert transform.with_cache(1) is transform
 
 
 def test_pyros_own_flow_guide_takes_it(solves: list[int]) -> None:
     def model() -> None:
         x = pyro.sample("x", dist.Normal(0.0, 1.0))
-        pyro.sample("y", dist.LogNormal(x, torch.ones(2)).to_event(1))
+        pyro.sample("y", dist.LogNormal(x.unsqueeze(-1), torch.ones(2)).to_event(1))
 
     guide = AutoNormalizingFlow(model, lambda features: PyroFlowTransform(triangular(features)))
     losses = steps(model, guide, 300)
     assert solves == []
     assert sum(losses[-50:]) / 50 < 0.05  # log Z = 0
-    assert any("transform.flow.base" in name for name in pyro.get_param_store())
+    assert "AutoNormalizingFlow.transform$$$flow.base.hypernetwork.bias" in pyro.get_param_store()
     file = io.BytesIO()
     torch.save(guide.transform, file)
 

@@ -426,7 +426,7 @@ def _elementwise(bijection: Transform) -> bool:
 
 def _quantiles(draws: Tensor, levels: Tensor) -> Tensor:
     """Those of axis 0, linear between order statistics. Torch's own refuse more than 16 million numbers."""
-    ordered = draws.sort(0).values
+    ordered = draws.movedim(0, -1).contiguous().sort(-1).values.movedim(-1, 0)  # far faster than along axis 0
     place = levels * (len(draws) - 1)
     below = place.floor().long()
     share = (place - below).reshape(-1, *(1 for _ in draws.shape[1:]))
