@@ -39,7 +39,7 @@ Model = Callable[..., Any]
 
 SEEDS = (0, 1, 2)
 RATES = (0.01, 0.03, 0.1)
-STEPS, PARTICLES, DRAWS = 1000, 16, 100_000
+STEPS, PARTICLES, DRAWS = 600, 16, 100_000
 LEVELS = (0.05, 0.5, 0.95)
 
 
@@ -195,7 +195,7 @@ def run_conjugate(found: Found, sizes: Sizes) -> None:
             if key in found:
                 continue
             guide = fresh(GUIDES[OURS], model, seed)
-            fit(model, guide, data, rate=0.01, steps=sizes.steps, particles=sizes.particles)
+            fit(model, guide, data, rate=0.03, steps=sizes.steps, particles=4 * sizes.particles)
             (values,) = draws_of(model, guide, data, [_latent(guide)], sizes.draws).values()
             values = values.reshape(len(values), -1)
             found[key] = {
@@ -212,21 +212,28 @@ def run_schools(found: Found, sizes: Sizes) -> None:
     if "schools/exact" not in found:
         log_z, draws = exact_schools(10 * sizes.draws)
         found["schools/exact"] = {"log_z": log_z, "quantiles": of_schools(draws)}
-    for name, form, seed, rate in itertools.product(GUIDES, SCHOOLS, sizes.seeds, sizes.rates):
-        key, model = f"schools/{form}/{name}/{rate}/{seed}", SCHOOLS[form]
-        if key in found:
-            continue
-        guide = fresh(GUIDES[name], model, seed)
-        seconds = fit(model, guide, (), rate=rate, steps=sizes.steps, particles=sizes.particles)
-        diagnosis = diagnose(log_density(guide), guide.get_posterior(), sizes.draws, seed=1)
-        found[key] = {
-            "elbo": diagnosis.elbo,
-            "error": diagnosis.elbo_error,
-            "khat": diagnosis.khat,
-            "ess": diagnosis.ess / diagnosis.samples,
-            "seconds": round(seconds, 1),
-            "quantiles": of_schools(draws_of(model, guide, (), ["mu", "tau", "theta"], sizes.draws)),
-        }
+    for name, form in itertools.product(GUIDES, SCHOOLS):
+        for rate in sizes.rates:
+            run_guide(found, sizes, form, name, rate, sizes.seeds[0])
+        for seed in sizes.seeds[1:]:
+            run_guide(found, sizes, form, name, best_rate(found, form, name, sizes), seed)
+
+
+def run_guide(found: Found, sizes: Sizes, form: str, name: str, rate: float, seed: int) -> None:
+    key, model = f"schools/{form}/{name}/{rate}/{seed}", SCHOOLS[form]
+    if key in found:
+        return
+    guide = fresh(GUIDES[name], model, seed)
+    seconds = fit(model, guide, (), rate=rate, steps=sizes.steps, particles=sizes.particles)
+    diagnosis = diagnose(log_density(guide), guide.get_posterior(), sizes.draws, seed=1)
+    found[key] = {
+        "elbo": diagnosis.elbo,
+        "error": diagnosis.elbo_error,
+        "khat": diagnosis.khat,
+        "ess": diagnosis.ess / diagnosis.samples,
+        "seconds": round(seconds, 1),
+        "quantiles": of_schools(draws_of(model, guide, (), ["mu", "tau", "theta"], sizes.draws)),
+    }
 
 
 def run_nuts(found: Found, sizes: Sizes) -> None:
@@ -249,8 +256,8 @@ def of_schools(draws: dict[str, Tensor]) -> dict[str, list[float]]:
 
 
 def best_rate(found: Found, form: str, name: str, sizes: Sizes) -> float:
-    """That with the largest mean of the bound over the seeds."""
-    return max(sizes.rates, key=lambda rate: mean_of([elbo(found, form, name, rate, seed) for seed in sizes.seeds]))
+    """That with the largest bound under the first seed, which the other seeds are then run at."""
+    return max(sizes.rates, key=lambda rate: elbo(found, form, name, rate, sizes.seeds[0]))
 
 
 def elbo(found: Found, form: str, name: str, rate: float, seed: int) -> float:
@@ -313,10 +320,7 @@ def schools_table(found: Found, sizes: Sizes) -> str:
             rate = best_rate(found, form, name, sizes)
             runs = [found[f"schools/{form}/{name}/{rate}/{seed}"] for seed in sizes.seeds]
             gaps = ", ".join(f"{run['elbo'] - log_z:.3f}" for run in runs)
-            others = [
-                f"{r:g}: {mean_of([elbo(found, form, name, r, seed) - log_z for seed in sizes.seeds]):.3f}"
-                for r in sizes.rates
-            ]
+            others = [f"{r:g}: {elbo(found, form, name, r, sizes.seeds[0]) - log_z:.3f}" for r in sizes.rates]
             differences = [
                 elbo(found, form, OURS, best, seed) - run["elbo"] for seed, run in zip(sizes.seeds, runs, strict=True)
             ]
@@ -327,7 +331,16 @@ def schools_table(found: Found, sizes: Sizes) -> str:
             rows.append(
                 [form, name, "; ".join(others), gaps, f"{monte_carlo:.3f}", gain, f"{khat:.2f}", f"{seconds:.0f}"]
             )
-    header = ["form", "guide", "mean by learning rate", "best rate, each seed", "error", "ours is better by", "k̂", "s"]
+    header = [
+        "form",
+        "guide",
+        "seed 0, by learning rate",
+        "best rate, each seed",
+        "error",
+        "ours is better by",
+        "k̂",
+        "s",
+    ]
     return table(header, rows)
 
 
