@@ -54,7 +54,7 @@ Model = Callable[..., Any]
 MakeFlow = Callable[[int], Flow]
 
 
-class PyroFlowDistribution(FlowDistribution, TorchDistributionMixin):
+class PyroFlowDistribution(FlowDistribution, TorchDistributionMixin):  # type: ignore[misc, override]
     """A flow's distribution with what Pyro asks of one: ``to_event``, ``mask``, ``expand_by``, sample statements."""
 
 
@@ -329,7 +329,6 @@ def log_density(guide: AutoContinuous, *args: Any, **kwargs: Any) -> LogDensity:
     ``guide.get_posterior()`` stands in for: `sylvester.diagnostics.diagnose` compares the two. The model is called once
     for all points, in a plate of its own, as Pyro does with ``vectorize_particles``.
 
-    >>> from functools import partial
     >>> from sylvester.diagnostics import diagnose
     >>> from sylvester.flows import Gaussian
     >>> def model(y):
@@ -347,7 +346,8 @@ def log_density(guide: AutoContinuous, *args: Any, **kwargs: Any) -> LogDensity:
         guide(*args, **kwargs)
     with poutine.block(), torch.no_grad():
         trace = poutine.trace(guide.model).get_trace(*args, **kwargs)
-    frames = [frame for site in trace.nodes.values() if site["type"] == "sample" for frame in site["cond_indep_stack"]]
+    nodes = [node for node in trace.nodes.values() if node["type"] == "sample"]
+    frames = [frame for node in nodes for frame in node["cond_indep_stack"] if frame.vectorized]
     # Batch axes outside of all plates are in the way of the points' own, as well.
     nesting = max([0, *(-frame.dim for frame in frames), *(len(site["fn"].batch_shape) for site in _sites(guide))])
 
@@ -362,9 +362,9 @@ def log_density(guide: AutoContinuous, *args: Any, **kwargs: Any) -> LogDensity:
             trace = poutine.trace(poutine.condition(guide.model, data=values)).get_trace(*args, **kwargs)
         trace = prune_subsample_sites(trace)
         trace.compute_log_prob()
-        for site in trace.nodes.values():
-            if site["type"] == "sample":
-                total = total + site["log_prob"].reshape(len(points), -1).sum(-1)
+        for node in trace.nodes.values():
+            if node["type"] == "sample":
+                total = total + node["log_prob"].reshape(len(points), -1).sum(-1)
         return total.reshape(latent.shape[:-1])
 
     return evaluate
@@ -410,6 +410,7 @@ def _replaced(shape: Sequence[int], old: torch.Size, new: torch.Size) -> torch.S
 
 
 def _sites(guide: AutoContinuous) -> list[dict[str, Any]]:
+    assert guide.prototype_trace is not None
     return [site for _, site in guide.prototype_trace.iter_stochastic_nodes()]
 
 
