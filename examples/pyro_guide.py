@@ -82,7 +82,7 @@ def draw(columns: dict[str, dict[str, Tensor]], path: str) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("path", nargs="?", default="pyro.png", help="the picture's file")
-    parser.add_argument("--steps", type=int, default=3000, help="of each guide; as many samples of NUTS")
+    parser.add_argument("--steps", type=int, default=1000, help="of each guide; as many samples of NUTS")
     given = parser.parse_args()
     pyro.set_rng_seed(0)
     columns = {
