@@ -17,7 +17,6 @@ import json
 import math
 import platform
 import sys
-import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -163,15 +162,14 @@ def moments(posterior: Any) -> tuple[Tensor, Tensor]:
 # Runs
 
 
-def fit(model: Model, guide: Any, data: tuple[Tensor, ...], *, rate: float, steps: int, particles: int) -> float:
-    """The same for every guide; seconds."""
+def fit(model: Model, guide: Any, data: tuple[Tensor, ...], *, rate: float, steps: int, particles: int) -> None:
+    """The same for every guide."""
     optimizer = pyro.optim.ClippedAdam({"lr": rate, "lrd": 0.01 ** (1 / steps)})
     elbo = Trace_ELBO(num_particles=particles, vectorize_particles=True, max_plate_nesting=1)
-    svi, start = SVI(model, guide, optimizer, elbo), time.perf_counter()
+    svi = SVI(model, guide, optimizer, elbo)
     for _ in range(steps):
         if math.isnan(svi.step(*data)):  # and so for ever
             break
-    return time.perf_counter() - start
 
 
 def fresh(make: Callable[[Model], Any], model: Model, seed: int) -> Any:
@@ -221,7 +219,7 @@ def run_guide(found: Found, sizes: Sizes, form: str, name: str, rate: float, see
     if key in found:
         return
     guide = fresh(GUIDES[name], model, seed)
-    seconds = fit(model, guide, (), rate=rate, steps=sizes.steps, particles=sizes.particles)
+    fit(model, guide, (), rate=rate, steps=sizes.steps, particles=sizes.particles)
     if not all(parameter.isfinite().all() for parameter in guide.parameters()):
         found[key] = {"elbo": None}
         return
@@ -231,7 +229,6 @@ def run_guide(found: Found, sizes: Sizes, form: str, name: str, rate: float, see
         "error": diagnosis.elbo_error,
         "khat": diagnosis.khat,
         "ess": diagnosis.ess / diagnosis.samples,
-        "seconds": round(seconds, 1),
         "quantiles": of_schools(draws_of(model, guide, sizes.draws)),
     }
 
@@ -265,8 +262,8 @@ def elbo(found: Found, form: str, name: str, rate: float, seed: int) -> float:
     return -math.inf if value is None else value  # its parameters ended as NaN
 
 
-def gap(value: float) -> str:
-    return f"{value:.3f}" if math.isfinite(value) else "NaN"
+def number(value: float, digits: int = 3) -> str:
+    return f"{value:.{digits}f}".replace("-", "−") if math.isfinite(value) else "NaN"
 
 
 def mean_of(values: list[float]) -> float:
@@ -326,18 +323,15 @@ def schools_table(found: Found, sizes: Sizes) -> str:
         for name in GUIDES:
             rate = best_rate(found, form, name, sizes)
             runs = [found[f"schools/{form}/{name}/{rate}/{seed}"] for seed in sizes.seeds]
-            gaps = ", ".join(f"{run['elbo'] - log_z:.3f}" for run in runs)
-            others = [f"{r:g}: {gap(elbo(found, form, name, r, sizes.seeds[0]) - log_z)}" for r in sizes.rates]
+            gaps = ", ".join(number(run["elbo"] - log_z) for run in runs)
+            others = [f"{r:g}: {number(elbo(found, form, name, r, sizes.seeds[0]) - log_z)}" for r in sizes.rates]
             differences = [
                 elbo(found, form, OURS, best, seed) - run["elbo"] for seed, run in zip(sizes.seeds, runs, strict=True)
             ]
             gain = "" if name == OURS else f"{mean_of(differences):+.3f} ± {error_of(differences):.3f}"
             monte_carlo = max(run["error"] for run in runs)
             khat = max(run["khat"] for run in runs)
-            seconds = mean_of([run["seconds"] for run in runs])
-            rows.append(
-                [form, name, "; ".join(others), gaps, f"{monte_carlo:.3f}", gain, f"{khat:.2f}", f"{seconds:.0f}"]
-            )
+            rows.append([form, name, "; ".join(others), gaps, f"{monte_carlo:.3f}", gain, f"{khat:.2f}"])
     header = [
         "form",
         "guide",
@@ -354,7 +348,7 @@ def schools_table(found: Found, sizes: Sizes) -> str:
 def quantiles_table(found: Found, sizes: Sizes) -> str:
     def shown(name: str, form: str, key: str) -> list[str]:
         columns = found[f"schools/{key}"]["quantiles"].values()
-        return [form, name, *(" · ".join(f"{value:.2f}" for value in column) for column in columns)]
+        return [form, name, *(" · ".join(number(value, 2) for value in column) for column in columns)]
 
     rows = [shown("exact", "", "exact"), shown("NUTS", "", "NUTS")]
     for form, name in itertools.product(SCHOOLS, GUIDES):

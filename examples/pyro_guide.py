@@ -45,7 +45,7 @@ def make_flow(features: int) -> Flow:
 
 def fit(guide: AutoGuide, steps: int) -> dict[str, Tensor]:
     pyro.clear_param_store()
-    optimizer = pyro.optim.ClippedAdam({"lr": 0.01, "lrd": 0.01 ** (1 / steps)})
+    optimizer = pyro.optim.ClippedAdam({"lr": 0.03, "lrd": 0.01 ** (1 / steps)})
     svi = SVI(schools, guide, optimizer, Trace_ELBO(num_particles=16, vectorize_particles=True, max_plate_nesting=1))
     for _ in range(steps):
         svi.step()
@@ -56,7 +56,8 @@ def fit(guide: AutoGuide, steps: int) -> dict[str, Tensor]:
 
 def nuts(samples: int) -> dict[str, Tensor]:
     flat = poutine.reparam(schools, config={"theta": LocScaleReparam(0.0)})  # the funnel stops NUTS, too
-    chain = MCMC(NUTS(flat, jit_compile=True, ignore_jit_warnings=True), samples, disable_progbar=True)
+    kernel = NUTS(flat, jit_compile=True, ignore_jit_warnings=True)
+    chain = MCMC(kernel, samples, warmup_steps=samples // 4, disable_progbar=True)
     chain.run()
     draws = chain.get_samples()
     theta = draws["mu"].unsqueeze(-1) + draws["tau"].unsqueeze(-1) * draws["theta_decentered"]
