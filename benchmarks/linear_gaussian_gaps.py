@@ -84,9 +84,9 @@ def off(values: Tensor, expected: float | Tensor) -> tuple[float, float]:
 
 def main() -> None:
     arguments = argparse.ArgumentParser(prog="python -m benchmarks.linear_gaussian_gaps", description=__doc__)
-    arguments.add_argument("--images", type=int, default=100)
-    arguments.add_argument("--steps", type=int, default=500)
-    arguments.add_argument("--samples", type=int, default=2000)
+    arguments.add_argument("--images", type=int, default=40)
+    arguments.add_argument("--steps", type=int, default=400)
+    arguments.add_argument("--samples", type=int, default=1000)
     given = arguments.parse_args()
     print(
         "| D | loadings | encoder | approximation gap | exact | off by | amortization gap | exact | off by |\n"

@@ -182,9 +182,9 @@ def main() -> None:
     arguments.add_argument("--only", choices=("variance", "cost"))
     arguments.add_argument("--size", choices=tuple(SIZES), default="paper", help="of what is timed")
     arguments.add_argument("--repetitions", type=int, default=20, help="of what is timed")
-    arguments.add_argument("--steps", type=int, default=3000, help="of the fits")
-    arguments.add_argument("--epochs", type=int, default=60, help="of the VAEs")
-    arguments.add_argument("--draws", type=int, default=300, help="gradients of which the variance is taken")
+    arguments.add_argument("--steps", type=int, default=2000, help="of the fits")
+    arguments.add_argument("--epochs", type=int, default=40, help="of the VAEs")
+    arguments.add_argument("--draws", type=int, default=200, help="gradients of which the variance is taken")
     given = arguments.parse_args()
     if given.only != "cost":
         print("| fitted | q | where | ELBO | variance without | with | ratio |\n|---|---|---|---|---|---|---|")

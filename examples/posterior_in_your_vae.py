@@ -33,8 +33,7 @@ class MyVAE(nn.Module):
         return self.flow(self.encoder(x))  # → a torch distribution
 
     def log_likelihood(self, x: Tensor, z: Tensor) -> Tensor:
-        logits = self.decoder(z)
-        return -cross_entropy(logits, x.expand_as(logits), reduction="none").sum(-1)
+        return -cross_entropy(*torch.broadcast_tensors(self.decoder(z), x), reduction="none").sum(-1)
 
     def bound(self, x: Tensor, beta: float = 1.0) -> Tensor:
         z, log_q = self.posterior(x).rsample_and_log_prob()  # → a sample, and its log-density at no further cost
@@ -59,14 +58,14 @@ def train(model: MyVAE, x: Tensor, steps: int) -> None:
 
 @torch.no_grad()
 def draw(models: dict[str, MyVAE], images: Tensor, path: str) -> None:
-    side = torch.linspace(-3.5, 3.5, 281)
+    side = torch.linspace(-3.5, 3.5, 161)
     z = torch.stack(torch.meshgrid(side, side, indexing="xy"), -1).unsqueeze(-2)  # (n, n, 1, 2)
     figure, axes = plt.subplots(len(models) + 1, len(images), figsize=(2.2 * len(images), 2.3 * (len(models) + 1)))
     for axis, image in zip(axes[0], images, strict=True):
         axis.imshow(image.reshape(8, 8), cmap="gray_r")
     for row, (name, model) in zip(axes[1:], models.items(), strict=True):
         log_joint = model.log_likelihood(images, z) + log_prior(z)
-        true = log_joint.flatten(0, 1).softmax(0).unflatten(0, (281, 281))
+        true = log_joint.flatten(0, 1).softmax(0).unflatten(0, (161, 161))
         q = model.posterior(images).log_prob(z).exp()
         row[0].set_ylabel(name)
         for k, axis in enumerate(row):

@@ -66,13 +66,13 @@ def report(
     x = images[0][chosen]
     names = _names([run.config for run in runs])
     families = dict(zip(names, (run.config for run in runs), strict=True))
-    total, found = len(runs) * len(families), {}
+    found = {}
     for place, (run, name) in enumerate(zip(runs, names, strict=True)):
         others = {other: _flow(config) for other, config in families.items() if other != name}
 
-        def advance(done: int, of: int, before: int = place * len(families)) -> None:
+        def advance(done: int, total: int, before: int = place) -> None:
             if progress is not None:
-                progress(before * len(x) * steps + done, total * len(x) * steps)
+                progress(before * total + done, len(runs) * total)
 
         device = "cuda" if torch.cuda.is_available() else "cpu"
         found[str(run.path)] = measure(
