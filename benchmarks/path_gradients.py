@@ -10,8 +10,9 @@ from __future__ import annotations
 import argparse
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -78,9 +79,8 @@ TARGETS: dict[str, tuple[Callable[[Tensor], Tensor], int]] = {
 }
 
 
-def densities(steps: int, draws: int) -> list[tuple[str, str, str, str, float, float]]:
+def densities(steps: int, draws: int) -> Iterator[tuple[str, str, str, str, float, float]]:
     """Rows of what is fitted, family, where, ELBO, and the two variances, for log-densities that are normalized."""
-    rows = []
     for target, (log_density, features) in TARGETS.items():
         for name, family in FAMILIES.items():
             torch.manual_seed(0)
@@ -96,13 +96,12 @@ def densities(steps: int, draws: int) -> list[tuple[str, str, str, str, float, f
                 with torch.no_grad():
                     value = bound(False, torch.randn(20_000, features)).item()
                 found = variance(bound, list(flow.parameters()), (1, features), draws)
-                rows.append((target, name, where, f"{value:.3f}", *found))
-    return rows
+                yield target, name, where, f"{value:.3f}", *found
 
 
-def digits(epochs: int, draws: int) -> list[tuple[str, str, str, str, float, float]]:
+def digits(epochs: int, draws: int) -> Iterator[tuple[str, str, str, str, float, float]]:
     """The same for encoder and flow of a VAE on the embedded digits, on one batch of a hundred images."""
-    data, rows = load("digits"), []
+    data = load("digits")
     batch = data.train[:100]
     for name, family in FAMILIES.items():
         torch.manual_seed(0)
@@ -118,13 +117,12 @@ def digits(epochs: int, draws: int) -> list[tuple[str, str, str, str, float, flo
                 with torch.no_grad():
                     value = elbo(vae.log_terms(batch, 100)).mean().item()
                 found = variance(bound, of_posterior, (1, len(batch), 16), draws)
-                rows.append(("VAE on digits", name, "end" if epoch else "start", f"{value:.2f}", *found))
+                yield "VAE on digits", name, "end" if epoch else "start", f"{value:.2f}", *found
             for part in data.train[torch.randperm(len(data.train))].split(50):
                 loss = -elbo(vae.log_terms(part)).mean()
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()
-    return rows
 
 
 def by_turns(tasks: Sequence[Callable[[], object]], repetitions: int) -> list[float]:
@@ -165,16 +163,14 @@ def vae_task(size: Size, name: str, path_gradient: bool) -> Callable[[], object]
     return step
 
 
-def costs(size: Size, repetitions: int) -> list[tuple[str, str, float, float, float | None]]:
+def costs(size: Size, repetitions: int) -> Iterator[tuple[str, str, float, float, float | None]]:
     """Rows of what is timed, family, seconds without and with path gradients, and the most that they may cost."""
-    rows: list[tuple[str, str, float, float, float | None]] = []
     targets = {"the flow alone": (flow_task, 2.0), "a training step of the VAE": (vae_task, 1.15)}
     for what, (make, most) in targets.items():
         for name in ("triangular-sylvester", "planar", "orthogonal-sylvester", "householder-sylvester", "realnvp"):
             tasks = [make(size, name, path_gradient) for path_gradient in (False, True)]
             without, with_them = by_turns(tasks, repetitions)
-            rows.append((what, name, without, with_them, most if name == "triangular-sylvester" else None))
-    return rows
+            yield what, name, without, with_them, most if name == "triangular-sylvester" else None
 
 
 def main() -> None:
@@ -188,10 +184,8 @@ def main() -> None:
     given = arguments.parse_args()
     if given.only != "cost":
         print("| fitted | q | where | ELBO | variance without | with | ratio |\n|---|---|---|---|---|---|---|")
-        for what, name, where, value, without, with_them in (
-            *densities(given.steps, given.draws),
-            *digits(given.epochs, given.draws),
-        ):
+        found = chain(densities(given.steps, given.draws), digits(given.epochs, given.draws))
+        for what, name, where, value, without, with_them in found:
             ratio = with_them / without
             print(
                 f"| {what} | {name} | {where} | {value} | {without:.3g} | {with_them:.3g} | {ratio:.3g} |", flush=True
@@ -201,7 +195,8 @@ def main() -> None:
         for what, name, without, with_them, most in costs(SIZES[given.size], given.repetitions):
             ratio, limit = with_them / without, "" if most is None else f"{most:g}"
             miss = " **missed**" if most is not None and ratio > most else ""
-            print(f"| {what} | {name} | {1e3 * without:.1f} | {1e3 * with_them:.1f} | {ratio:.2f} | {limit}{miss} |")
+            seconds = f"{1e3 * without:.1f} | {1e3 * with_them:.1f}"
+            print(f"| {what} | {name} | {seconds} | {ratio:.2f} | {limit}{miss} |", flush=True)
 
 
 if __name__ == "__main__":
