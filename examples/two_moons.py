@@ -71,7 +71,7 @@ if __name__ == "__main__":
     arguments = argparse.ArgumentParser(description="Two moons: simulation-based inference.")
     arguments.add_argument("path", nargs="?", default="two_moons.png")
     arguments.add_argument("--simulations", type=int, default=20_000)
-    arguments.add_argument("--epochs", type=int, default=100)
+    arguments.add_argument("--epochs", type=int, default=60)
     given = arguments.parse_args()
     torch.manual_seed(0)
     theta = 2 * torch.rand(given.simulations, 2) - 1

@@ -98,15 +98,15 @@ class Gaps:
 
     def notes(self) -> list[str]:
         """What has to be known to read the figures, in sentences."""
-        bias = 0.5 * self.mc_error.square().mean().item()
         says = [
             "log p̂(x) is one for all q: importance sampling from the even mixture of the refined ones and of the "
             f"model's own with a full covariance in its base, {self.samples:,} draws of each. It is too low on "
-            f"average, by about {bias:.2g} nats as its Monte Carlo error has it, and so are the approximation gaps; "
-            "amortization gaps do not contain it.",
+            "average, and so are the approximation gaps; amortization gaps do not contain it.",
             f"Each q was refined for {self.steps:,} steps. What more of them would gain is part of the approximation "
             "gap, which is too large by it, and missing from the amortization gap.",
         ]
+        bias = 0.5 * self.mc_error.square().mean().item()
+        says.append(f"By its Monte Carlo error, log p̂(x) is too low by about {bias:.1g} nats.")
         heavy = int((self.khat > KHAT_LIMIT).sum())
         if heavy > _TOLERATED_SHARE * len(self.khat):
             says.append(

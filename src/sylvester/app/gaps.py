@@ -107,9 +107,9 @@ def _flow(config: Config) -> flows.Flow:
 def table(found: Report) -> Table:
     """A row for each decoder and family; the decoder's own family comes first, with its amortization gap."""
     header = ("decoder of", "q", "−ELBO", "refined", "−log p̂(x)", "approximation gap", "amortization gap")
-    rows, notes = [], []
-    for run, gaps in found.gaps.items():
-        summary = gaps.summary()
+    rows = []
+    summaries = {run: gaps.summary() for run, gaps in found.gaps.items()}
+    for run, summary in summaries.items():
         for name, family in summary["families"].items():
             amortized, refined = (family[key]["mean"] for key in ("amortized_elbo", "refined_elbo"))
             rows.append(
@@ -123,12 +123,16 @@ def table(found: Report) -> Table:
                     _with_error(family["amortization_gap"]),
                 )
             )
-        notes += [note for note in summary["notes"] if note not in notes]
     about = (
         f"In nats per image, over {len(found.images):,} {found.split} images, mean ± standard error over images. "
         "−ELBO less −log p̂(x) is the sum of both gaps."
     )
-    return Table(header, tuple(rows), (about, *notes))
+    each = [summary["notes"] for summary in summaries.values()]
+    shared = [note for note in each[0] if all(note in notes for notes in each)]
+    others = [
+        f"{run}: {note}" for run, notes in zip(summaries, each, strict=True) for note in notes if note not in shared
+    ]
+    return Table(header, tuple(rows), (about, *shared, *others))
 
 
 def as_json(found: Report) -> dict[str, Any]:
