@@ -39,6 +39,7 @@ __all__ = ["Bounds", "Gaps", "measure", "refine"]
 
 _IMAGES = 50  # refined at a time
 _WIDER = "the model's own with a full covariance"  # takes part in log p̂ alone
+_CHOICE = 256  # draws by which the refined q is held against the one that it started from
 _MOMENTS = 256  # draws for the mean and the standard deviations at which a family that is not the model's own starts
 _TOLERATED_SHARE = 0.05  # of the images may have a large k̂
 
@@ -301,8 +302,11 @@ def _refined(
             return flow.eval().requires_grad_(False)()
 
     assert isinstance(vae.flow, Flow)
-    own = vae.flow.local(context)
-    refined = {name: search(name, own)}
+    own, start = vae.flow.local(context), vae.flow.local(context)
+    search(name, own)
+    _keep_better(vae, x, own, start, _NoiseOfImages(seed, "choice", indices, vae.origin))
+    with torch.no_grad():
+        refined = {name: own()}
     with torch.no_grad():
         noise = _NoiseOfImages(seed, "moments", indices, vae.origin)(_MOMENTS)
         moments = torch.std_mean(refined[name].rsample_and_log_prob(noise=noise)[0], 0)
@@ -314,6 +318,20 @@ def _refined(
         flow.base = other.base.at(loc, scale)
         refined[family] = search(family, flow)
     return refined | {_WIDER: search(_WIDER, _with_full_covariance(own))}
+
+
+@torch.no_grad()
+def _keep_better(vae: VAE, x: Tensor, refined: Flow, start: Flow, noise: Callable[[int], Tensor]) -> None:
+    """Where refinement has gained nothing, by draws that it has not seen, an image's q is what it was."""
+    gain = torch.zeros(len(x), dtype=torch.float64)
+    for _ in range(_CHOICE // 32):
+        epsilon = noise(32)
+        after, before = (elbo(vae.log_terms(x, 32, noise=epsilon, posterior=flow())) for flow in (refined, start))
+        gain += (after - before).cpu().double()
+    lost = (~(gain > 0)).to(x.device)
+    for new, old in zip(refined.parameters(), start.parameters(), strict=True):
+        if old.requires_grad:  # the others are held, and shared by all images
+            new[lost] = old[lost]
 
 
 def _with_full_covariance(flow: Flow) -> Flow:
