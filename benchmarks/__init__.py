@@ -14,4 +14,7 @@ versions.py    this checkout against another commit of it
 scaling.py     cost and memory against the sizes, with fitted exponents
 report.py      JSON, table, figure and page
 agreement.py   which weight of the reference is which of the library
+
+Two more are commands of their own: ``python -m benchmarks.path_gradients``, what path gradients gain and cost, and
+``python -m benchmarks.linear_gaussian_gaps``, the gap report against closed forms.
 """

@@ -8,6 +8,7 @@ import platform
 import shutil
 import subprocess
 import sys
+from copy import deepcopy
 from dataclasses import asdict, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,11 +23,13 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks import report, runner, scaling, suite, tasks_library, tasks_reference, versions  # noqa: E402
 from benchmarks.agreement import copy_weights, correspondence  # noqa: E402
+from benchmarks.path_gradients import by_turns, variance  # noqa: E402
 from benchmarks.reference import ReferenceVAE, log_likelihood, orthogonalize, reflections_multiplied  # noqa: E402
 from benchmarks.sizes import SIZES  # noqa: E402
 from benchmarks.worker import Worker  # noqa: E402
 from benchmarks.workloads import GROUPS, MODELS, PEERS, VERSION_GROUPS, Job, Workload, workloads  # noqa: E402
 from sylvester import evaluation  # noqa: E402
+from sylvester.flows import Planar  # noqa: E402
 from sylvester.linalg import HouseholderProduct, polar  # noqa: E402
 from sylvester.objectives import elbo  # noqa: E402
 
@@ -364,3 +367,24 @@ def test_densities_are_scored():
     assert density.bound("banana", "AffineIAF", "relu", 0, 2) < 0
     assert density.digits("RealNVP", "silu", 0, 2) < 0
     assert density.table(["a"], [["b"]]) == "| a |\n| --- |\n| b |"
+
+
+def test_where_q_is_the_target_path_gradients_have_no_variance() -> None:
+    torch.manual_seed(0)
+    flow = Planar(2, transforms=2)
+    frozen = deepcopy(flow).requires_grad_(False)
+
+    def bound(path_gradient: bool, noise: torch.Tensor) -> torch.Tensor:
+        z, log_q = flow().rsample_and_log_prob(noise=noise, path_gradient=path_gradient)
+        return (frozen().log_prob(z) - log_q).mean()
+
+    without, with_them = variance(bound, list(flow.parameters()), (1, 2), 30)
+    assert without > 0.1
+    assert with_them < 1e-6 * without
+
+
+def test_tasks_are_timed_by_turns() -> None:
+    order: list[str] = []
+    seconds = by_turns([lambda: order.append("without"), lambda: order.append("with")], 2)
+    assert order == ["without", "with"] * 3
+    assert all(0 < each < 1 for each in seconds)

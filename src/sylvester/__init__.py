@@ -24,6 +24,7 @@ _SUBMODULES = frozenset(
         "distributions",
         "evaluation",
         "flows",
+        "gaps",
         "inference",
         "linalg",
         "names",
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from sylvester import distributions as distributions
     from sylvester import evaluation as evaluation
     from sylvester import flows as flows
+    from sylvester import gaps as gaps
     from sylvester import inference as inference
     from sylvester import linalg as linalg
     from sylvester import names as names

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
-from sylvester.distributions import FlowDistribution
-from sylvester.flows import Flow
+from sylvester.distributions import FlowDistribution, MixtureDistribution
+from sylvester.flows import Flow, Mixture
 from sylvester.objectives import log_mean_exp
 from sylvester.random import stream
 from sylvester.transforms.base import inverse_tolerance
@@ -58,11 +58,13 @@ class InexactInverseWarning(UserWarning):
     """A flow whose samples go through an inverse that is not exact."""
 
 
-def warn_if_inexact(flow: Flow, posterior: FlowDistribution) -> bool:
+def warn_if_inexact(flow: Flow | Mixture, posterior: FlowDistribution | MixtureDistribution) -> bool:
     """Warn, and say so, where samples of ``posterior``, what ``flow`` gave, are not what its density describes.
 
     That can only be where sampling takes a sequential inverse, as a MAF's does: others cost nothing to check.
     """
+    if isinstance(posterior, MixtureDistribution):
+        return sum(warn_if_inexact(flow, component) for component in posterior.components) > 0
     like = posterior.base_dist.base_dist.loc
     noise = torch.randn(like.shape, generator=stream("inverses"), dtype=torch.float64).to(like)
     residual = posterior.residual(noise=noise)

@@ -1,4 +1,4 @@
-"""FlowDistribution: a diagonal Gaussian pushed through a chain of steps.
+"""FlowDistribution: a diagonal Gaussian pushed through a chain of steps. MixtureDistribution: some of them, weighted.
 
 z_0 = μ + σ ε,    z_k = t_k(z_{k−1}),    log q(z_K) = log N(z_0; μ, σ²) − Σ_k ladj_k
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from itertools import groupby
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ from sylvester.linalg.precision import full_precision
 from sylvester.transforms import FlowTransform, Inverse, call_and_ladj, call_ladj_and_score
 from sylvester.transforms.base import found, inverse_tolerance
 
-__all__ = ["FlowDistribution"]
+__all__ = ["FlowDistribution", "MixtureDistribution", "Strata"]
 
 
 class FlowDistribution(TransformedDistribution):
@@ -207,3 +207,132 @@ class _Drawn:
         # A sample drawn without a graph is a constant: its log-density's gradient needs the inverse.
         known = value is self.z and (self.with_grad or not torch.is_grad_enabled())
         return known and self.versions == (self.z._version, self.log_q._version)
+
+
+class Strata(NamedTuple):
+    """Draws of a mixture, as many from each component, and what each of them counts."""
+
+    z: Tensor  # (K S, *batch, D), those of the first component first
+    log_q: Tensor  # (K S, *batch), of the mixture
+    log_share: Tensor  # (K S, *batch): log π_k/S, so that the shares of all draws sum to one
+
+
+class MixtureDistribution(Distribution):
+    """q(z) = Σ_k π_k q_k(z).
+
+    Args:
+        components: K flow distributions of one batch shape and one event shape.
+        logits: ``(*batch, K)``, the unnormalized log π.
+
+    ``sample`` draws a component, then a point. Which component it was is discrete, so there is no ``rsample``: no
+    derivative of such a draw knows π. But expectations are sums over the components, Σ_k π_k E_{q_k}[f(z)], whose every
+    part is reparameterized: :meth:`stratified` draws from all of them, with shares that are differentiable in π. A
+    density costs K densities, one of each component; S stratified draws from each cost K² S, of which all but K S are
+    at points of other components, through the inverse.
+    """
+
+    arg_constraints = {}  # noqa: RUF012
+    has_rsample = False
+
+    def __init__(
+        self, components: Sequence[FlowDistribution], logits: Tensor, *, validate_args: bool | None = None
+    ) -> None:
+        first = components[0]
+        shapes = {(component.batch_shape, component.event_shape) for component in components}
+        if len(shapes) > 1:
+            raise ValueError(f"Expected components of one batch shape and one event shape; got {list(components)}")
+        if logits.shape != (*first.batch_shape, len(components)):
+            raise ValueError(
+                f"Expected logits of shape {(*first.batch_shape, len(components))}, one for each component; "
+                f"got {tuple(logits.shape)}"
+            )
+        self.components, self.logits = tuple(components), logits
+        super().__init__(first.batch_shape, first.event_shape, validate_args=validate_args)
+
+    @property
+    def support(self) -> Any:
+        return self.components[0].support
+
+    @property
+    def log_weights(self) -> Tensor:
+        """log π, ``(*batch, K)``."""
+        return self.logits.log_softmax(-1)
+
+    @full_precision
+    def log_prob(self, value: Tensor) -> Tensor:
+        """log Σ_k π_k q_k(z), with gradients for the point and all parameters."""
+        return self._combined([component.log_prob(value) for component in self.components])
+
+    def _combined(self, log_q: Sequence[Tensor]) -> Tensor:
+        return torch.logsumexp(torch.stack(tuple(log_q), -1) + self.log_weights, -1)
+
+    @torch.no_grad()
+    def sample(self, sample_shape: Sequence[int] = torch.Size()) -> Tensor:
+        shape = torch.Size(sample_shape)
+        chosen = torch.distributions.Categorical(logits=self.logits).sample(shape)
+        draws = torch.stack([component.sample(shape) for component in self.components])  # (K, *sample, *batch, *event)
+        index = chosen.reshape(1, *chosen.shape, *[1] * len(self.event_shape)).expand(1, *draws.shape[1:])
+        return draws.gather(0, index).squeeze(0)
+
+    @full_precision
+    def stratified(self, samples: int = 1, *, noise: Tensor | None = None, path_gradient: bool = False) -> Strata:
+        """``samples`` reparameterized draws of each component, with the mixture's log-density.
+
+        Σ_s share_s f(z_s) estimates E_q[f(z)] without bias, gradients for all parameters and for π included; with
+        f = log p − log q it is the stratified bound, Σ_k π_k E_{q_k}[log p(z) − log Σ_j π_j q_j(z)]. Given
+        standard-normal ``noise`` ``(K S, *batch, D)``, it is a deterministic function of it. ``path_gradient`` holds
+        the parameters, π included, in the log-density, as for `FlowDistribution.rsample_and_log_prob`: what is left
+        out has mean zero over all components together. First derivatives only.
+        """
+        count = len(self.components)
+        if samples < 1:
+            raise ValueError(f"Expected at least one sample of each component; got {samples}")
+        parts: Sequence[Tensor | None] = [None] * count
+        if noise is not None:
+            if len(noise) != count * samples:
+                raise ValueError(
+                    f"Expected noise for {samples} samples of each of {count} components, {count * samples} rows; "
+                    f"got {len(noise)}"
+                )
+            parts = noise.chunk(count)
+        drawn = [
+            component.rsample_and_log_prob((samples,), noise=part)
+            for component, part in zip(self.components, parts, strict=True)
+        ]
+        z = torch.cat([points for points, _ in drawn])
+        log_share = torch.cat([each.expand(samples, *self.batch_shape) for each in self.log_weights.unbind(-1)])
+        log_share = log_share - math.log(samples)
+        if path_gradient:
+            log_q, score = self._value_and_score(z.detach())
+            return Strata(z, log_q + (score * (z - z.detach())).sum(-1), log_share)
+        log_q_each = []
+        for k, (component, (_, own)) in enumerate(zip(self.components, drawn, strict=True)):
+            if count == 1:
+                log_q_each.append(own)
+                continue
+            # Its own draws, it knows; those of the others in one go.
+            others = component.log_prob(torch.cat([z[: k * samples], z[(k + 1) * samples :]]))
+            log_q_each.append(torch.cat([others[: k * samples], own, others[k * samples :]]))
+        return Strata(z, self._combined(log_q_each), log_share)
+
+    def _value_and_score(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        """log q and ∂log q/∂z, without a graph."""
+        with torch.enable_grad():
+            z = z.requires_grad_(True)
+            log_q = self.log_prob(z)
+            (score,) = torch.autograd.grad(log_q.sum(), z)
+        return log_q.detach(), score
+
+    def entropy(self, samples: int = 1000) -> Tensor:
+        """−E[log q], by Monte Carlo over ``samples`` draws of each component."""
+        strata = self.stratified(samples)
+        return -(strata.log_share.exp() * strata.log_q).sum(0)
+
+    def expand(self, batch_shape: Sequence[int], _instance: Distribution | None = None) -> MixtureDistribution:
+        shape = torch.Size(batch_shape)
+        components = [component.expand(shape) for component in self.components]
+        return MixtureDistribution(components, self.logits.expand(*shape, len(components)), validate_args=False)
+
+    def __repr__(self) -> str:
+        shapes = f"batch_shape={tuple(self.batch_shape)}, event_shape={tuple(self.event_shape)}"
+        return f"{type(self).__name__}({shapes}, components={len(self.components)})"

@@ -25,8 +25,9 @@ from sylvester.diagnostics import (
     pareto_khat,
     warn_if_inexact,
 )
+from sylvester.distributions import MixtureDistribution
 from sylvester.objectives import log_mean_exp
-from sylvester.random import stream
+from sylvester.random import Noise, stream
 from sylvester.vae.model import VAE, check_data
 
 __all__ = ["Estimate", "LogWeights", "log_likelihood"]
@@ -36,8 +37,6 @@ LogWeights = Callable[[Tensor, int, Tensor], Tensor]
 
 # The share of images with a large or unknown k̂ beyond which the mean estimate is called into question.
 _TOLERATED_SHARE = 0.05
-# Noise is drawn in blocks of so many samples, because what torch draws depends on the size of the tensor.
-_BLOCK = 16
 
 
 @dataclass(frozen=True)
@@ -162,7 +161,7 @@ def log_likelihood(
     with _evaluating(model):
         for start in range(0, len(x), images):
             group = x[start : start + images]
-            noise = [_Noise(seed, first + start + i, features) for i in range(len(group))]
+            noise = [Noise(stream(seed, "evaluation", first + start + i), features) for i in range(len(group))]
             weigh = partial(model, group) if vae is None else _bound(vae, group.to(vae.origin), check=start == 0)
             log_w = _log_weights(weigh, noise, samples, chunk // images, like=group if vae is None else vae.origin)
             rows.append(torch.stack([column(log_w) for column in _COLUMNS.values()], 1))
@@ -190,6 +189,11 @@ def _as_vae(model: Any) -> VAE | None:
 def _bound(vae: VAE, x: Tensor, *, check: bool) -> Callable[[int, Tensor], Tensor]:
     """``(samples, noise) -> log weights``, with x encoded once; with ``check``, samples are known to be exact."""
     posterior = vae.posterior(x)
+    if isinstance(posterior, MixtureDistribution):
+        raise ValueError(
+            "Expected a VAE with one flow as its posterior; got a mixture: iwae(vae.log_terms(x, samples)) estimates "
+            "log p(x) from all of its components"
+        )
     if check:
         warn_if_inexact(vae.flow, posterior)
 
@@ -203,7 +207,7 @@ def _bound(vae: VAE, x: Tensor, *, check: bool) -> Callable[[int, Tensor], Tenso
 
 
 def _log_weights(
-    weigh: Callable[[int, Tensor], Tensor], noise: list[_Noise], samples: int, chunk: int, *, like: Tensor
+    weigh: Callable[[int, Tensor], Tensor], noise: list[Noise], samples: int, chunk: int, *, like: Tensor
 ) -> Tensor:
     """Log importance weights (S, B), in float64 on the CPU, ``chunk`` samples of each image at a time."""
     log_w = torch.empty(samples, len(noise), dtype=torch.float64)
@@ -216,26 +220,6 @@ def _log_weights(
             raise ValueError(f"Expected log weights as a tensor {tuple(part.shape)}, (S, B); got {got}")
         part.copy_(new)
     return log_w
-
-
-class _Noise:
-    """The standard normal noise of one image, sample after sample: however it is taken, it is the same.
-
-    Drawn on the CPU in float64, it is the same for models on any device and of any precision, too.
-    """
-
-    def __init__(self, seed: int, index: int, features: int) -> None:
-        self.generator = stream(seed, "evaluation", index)
-        self.rest = torch.empty(0, features, dtype=torch.float64)
-
-    def take(self, count: int) -> Tensor:
-        """The next ``count`` samples, (count, D)."""
-        blocks = [self.rest]
-        for _ in range(len(self.rest), count, _BLOCK):
-            shape = (_BLOCK, self.rest.shape[1])
-            blocks.append(torch.randn(shape, generator=self.generator, dtype=torch.float64))
-        taken, self.rest = torch.cat(blocks).tensor_split([count])
-        return taken
 
 
 @contextmanager

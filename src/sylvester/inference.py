@@ -20,8 +20,9 @@ from torch import Tensor, nn
 from torch.distributions import AffineTransform, Transform
 
 from sylvester.diagnostics import Diagnosis, LogDensity, diagnose, evaluated, weighted_draws
-from sylvester.distributions import FlowDistribution
-from sylvester.flows import Flow
+from sylvester.distributions import FlowDistribution, MixtureDistribution
+from sylvester.flows import Flow, Mixture
+from sylvester.flows.base import localized
 from sylvester.flows.support import SupportSteps
 from sylvester.random import stream
 from sylvester.transforms import TriangularAffineTransform
@@ -67,7 +68,7 @@ class Epoch(NamedTuple):
 class Fit:
     """A flow fitted to a log-density, and how far it can be trusted: see `Diagnosis`, whose figures it has."""
 
-    flow: Flow
+    flow: Flow | Mixture
     diagnosis: Diagnosis  # from fresh draws
     history: tuple[Window, ...]
     restarts: tuple[Diagnosis, ...]  # of all the fits of which this is the best
@@ -139,7 +140,7 @@ class Fit:
 
 def fit(
     log_density: LogDensity,
-    flow: Flow | Callable[[], Flow],
+    flow: Flow | Mixture | Callable[[], Flow | Mixture],
     *,
     steps: int = 5000,
     samples: int = 256,
@@ -160,7 +161,8 @@ def fit(
         log_density: ``(*, D) -> (*)``, normalized or not, differentiable. Where the variables are constrained, it is
             the density of the constrained ones, and the flow is `sylvester.flows.onto` the constraint.
         flow: where the fit starts; a function that makes flows, such as ``partial(Planar, 2)``, gives every restart a
-            start of its own, where restarts of one flow differ in their noise alone.
+            start of its own, where restarts of one flow differ in their noise alone. A `sylvester.flows.Mixture` is
+            fitted by its stratified bound, in which the draws are shared evenly between the components.
         steps: at most so many, of Adam.
         samples: draws at each of them. On a CPU a quarter of them takes as long, or with masked networks half as long.
         learning_rate: the largest. It grows at first, falls where the bound stands still, and to zero at the end.
@@ -206,6 +208,8 @@ def fit(
         first = steps // 5 if affine else 0
         history: list[Window] = []
         if affine:
+            if isinstance(start, Mixture):
+                raise ValueError("Expected affine=False for a mixture, whose flows have no outer step in common")
             outer = _Affine(start.features).to(next(start.parameters()))
             steady = _Schedule(max(1, first), learning_rate, tempering, tolerance, patience, tempered=math.inf)
             told = None if progress is None else _Told(progress, restart * steps, restarts * steps)
@@ -223,7 +227,7 @@ def fit(
     return Fit(best, diagnosis, tuple(history), tuple(result[0] for result in results), converged, log_density)
 
 
-def _start(flow: Flow | Callable[[], Flow], seed: int, restart: int) -> Flow:
+def _start(flow: Flow | Mixture | Callable[[], Flow | Mixture], seed: int, restart: int) -> Flow | Mixture:
     if isinstance(flow, nn.Module):
         made = copy.deepcopy(flow)
     elif callable(flow):
@@ -232,7 +236,7 @@ def _start(flow: Flow | Callable[[], Flow], seed: int, restart: int) -> Flow:
             made = flow()
     else:
         raise ValueError(f"Expected a flow, or a function that makes one; got {type(flow).__name__}")
-    if not isinstance(made, Flow):
+    if not isinstance(made, Flow | Mixture):
         raise ValueError(f"Expected a flow, or a function that makes one; got {type(made).__name__}")
     if made.context:
         raise ValueError(f"Expected a flow without context, as one density is fitted; got context={made.context}")
@@ -241,7 +245,7 @@ def _start(flow: Flow | Callable[[], Flow], seed: int, restart: int) -> Flow:
 
 def _ascend(
     log_density: LogDensity,
-    flow: Flow,
+    flow: Flow | Mixture,
     schedule: _Schedule,
     samples: int,
     path_gradient: bool,
@@ -256,25 +260,25 @@ def _ascend(
     for step in range(schedule.steps):
         rate, beta = schedule.at(step)
         q = flow()
-        like = q.base_dist.base_dist.loc
-        noise = torch.randn(samples, flow.features, generator=generator, dtype=torch.float64).to(like)
-        log_p, log_q = _terms(log_density, q, noise, path_gradient)
-        finite = (log_p - log_q).isfinite().detach()
+        shape = (_count(q, samples), flow.features)
+        noise = torch.randn(shape, generator=generator, dtype=torch.float64).to(next(flow.parameters()))
+        drawn = _draw(log_density, q, noise, path_gradient=path_gradient)
+        finite = (drawn.log_p - drawn.log_q).isfinite().detach()
         kept = int(finite.sum())
-        skipped += samples - kept
+        skipped += len(finite) - kept
         barren = 0 if kept else barren + 1
         if barren and (step == 0 or barren == _HOPELESS):
             raise ValueError(
                 "Expected a log-density that is finite at draws of the flow; got NaN or infinity at all "
-                f"{samples} of them at step {step + 1}: start the flow where the density is, put it onto the density's "
-                "support (flows.onto), or lower the learning rate"
+                f"{len(finite)} of them at step {step + 1}: start the flow where the density is, put it onto the "
+                "density's support (flows.onto), or lower the learning rate"
             )
         if kept:
-            if kept < samples:
+            if kept < len(finite):
                 # Anew without them: zero times an infinite derivative would be NaN.
-                log_p, log_q = _terms(log_density, q, noise[finite], path_gradient)
-            ascent.step(-(beta * log_p - log_q).mean(), rate)
-            bounds.append((log_p - log_q).detach().mean().item())
+                drawn = _draw(log_density, q, noise, finite, path_gradient=path_gradient)
+            ascent.step(-drawn.bound(beta), rate)
+            bounds.append(drawn.bound().item())
         if (step + 1) % _WINDOW == 0 or step + 1 == schedule.steps:
             mean = torch.tensor(bounds or [-math.inf], dtype=torch.float64)
             error = (mean.std() / math.sqrt(len(mean))).item() if len(mean) > 1 else math.nan
@@ -290,15 +294,50 @@ def _ascend(
     return history
 
 
-def _terms(log_density: LogDensity, q: FlowDistribution, noise: Tensor, path_gradient: bool) -> tuple[Tensor, Tensor]:
-    z, log_q = q.rsample_and_log_prob(noise=noise, path_gradient=path_gradient)
+class _Drawn(NamedTuple):
+    log_p: Tensor  # (S,)
+    log_q: Tensor  # (S,)
+    share: Tensor | None  # (S,), of a mixture's draws
+
+    def bound(self, beta: float = 1.0) -> Tensor:
+        values = beta * self.log_p - self.log_q
+        return values.mean() if self.share is None else (self.share * values).sum()
+
+
+def _count(q: FlowDistribution | MixtureDistribution, samples: int) -> int:
+    """Of a mixture, as many draws of each component, and at least one."""
+    if not isinstance(q, MixtureDistribution):
+        return samples
+    return len(q.components) * -(-samples // len(q.components))
+
+
+def _draw(
+    log_density: LogDensity,
+    q: FlowDistribution | MixtureDistribution,
+    noise: Tensor,
+    kept: Tensor | None = None,
+    *,
+    path_gradient: bool,
+) -> _Drawn:
+    """Draws of q from noise; with ``kept``, only some of them take part."""
+    share = None
+    if isinstance(q, MixtureDistribution):
+        z, log_q, log_share = q.stratified(
+            len(noise) // len(q.components), noise=noise, path_gradient=path_gradient
+        )
+        if kept is not None:  # which component a row of noise belongs to must not change
+            z, log_q, log_share = z[kept], log_q[kept], log_share[kept]
+        share = log_share.softmax(0)
+    else:
+        rows = noise if kept is None else noise[kept]
+        z, log_q = q.rsample_and_log_prob(noise=rows, path_gradient=path_gradient)
     log_p = evaluated(log_density, z, len(q.event_shape))
     if not log_p.requires_grad:
         raise ValueError(
             "Expected a log-density with a gradient for its points; got one without: compute it in torch, without "
             "detach or no_grad (a constant one, as constant + 0 * z.sum(-1))"
         )
-    return log_p, log_q
+    return _Drawn(log_p, log_q, share)
 
 
 class _Told(NamedTuple):
@@ -636,6 +675,9 @@ class _Moments(nn.Module):
     def forward(self, context: Tensor | None) -> Sequence[Transform]:
         return [AffineTransform(self.loc, self.scale, event_dim=1)]
 
+    def local(self, context: Tensor) -> _Moments:
+        return copy.deepcopy(self)
+
 
 class _Given(nn.Module):
     """A flow's base or steps, given a context that is standardized on the way."""
@@ -646,7 +688,13 @@ class _Given(nn.Module):
         self.features, self.context = getattr(module, "features", None), getattr(module, "context", None)
 
     def forward(self, context: Tensor) -> Any:
-        return self.module((context - self.moments.loc) / self.moments.scale)
+        return self.module(self._standardized(context))
+
+    def local(self, context: Tensor) -> nn.Module:
+        return localized(self.module, self._standardized(context))
+
+    def _standardized(self, context: Tensor) -> Tensor:
+        return (context - self.moments.loc) / self.moments.scale
 
 
 def _check(*conditions: tuple[str, float, bool, str]) -> None:

@@ -18,7 +18,8 @@ where the posterior's is doubly reparameterized (Tucker et al., 2019): it has th
 derivative of log q with z held, which v_s multiplies there, has been reparameterized once more. At α = 1 the weight is
 v_s itself, so that the ELBO takes path gradients as they are; the others need `dreg`, and refuse them.
 
-A weight β, for annealing, multiplies log q(z|x) − log p(z) in every w_s.
+A weight β, for annealing, multiplies log q(z|x) − log p(z) in every w_s. Of a mixture's draws each has a share in the
+place of 1/S: π_k over the number of draws of its component (`MixtureDistribution.stratified`).
 """
 
 from __future__ import annotations
@@ -35,13 +36,13 @@ __all__ = ["dreg", "elbo", "free_bits", "iwae", "linear_beta", "log_mean_exp", "
 
 def elbo(terms: LogTerms, beta: float = 1.0) -> Tensor:
     """E_q[log p(x|z) − β (log q(z|x) − log p(z))], the mean over samples; (B,). Path gradients are right at any β."""
-    return _log_weights(terms, beta).mean(0)
+    return _mean(_log_weights(terms, beta), terms)
 
 
 def iwae(terms: LogTerms, beta: float = 1.0) -> Tensor:
     """log (1/S) Σ_s p(x, z_s) / q(z_s|x): tightens towards log p(x) as the samples grow; (B,)."""
     _refuse_path_gradients("iwae", terms, "dreg(terms)")
-    return log_mean_exp(_log_weights(terms, beta))
+    return _renyi(_log_weights(terms, beta), 0.0, terms.log_share)
 
 
 def renyi(terms: LogTerms, alpha: float, beta: float = 1.0) -> Tensor:
@@ -50,7 +51,7 @@ def renyi(terms: LogTerms, alpha: float, beta: float = 1.0) -> Tensor:
     α = 0 is `iwae`, α = 1 the `elbo`.
     """
     _refuse_path_gradients("renyi", terms, "dreg(terms, alpha)")
-    return _renyi(_log_weights(terms, beta), alpha)
+    return _renyi(_log_weights(terms, beta), alpha, terms.log_share)
 
 
 def dreg(terms: LogTerms, alpha: float = 0.0, beta: float = 1.0) -> Tensor:
@@ -63,6 +64,8 @@ def dreg(terms: LogTerms, alpha: float = 0.0, beta: float = 1.0) -> Tensor:
     """
     if not isinstance(terms, PathTerms):
         raise ValueError("Expected terms with path gradients, log_terms(…, path_gradient=True), for dreg; got ordinary")
+    if terms.log_share is not None:
+        raise ValueError("Expected terms of one flow for dreg; got those of a mixture: iwae and elbo take them")
     log_w, z = _log_weights(terms, beta), terms.z
     bound = _renyi(log_w.detach(), alpha)
     v = torch.softmax((1 - alpha) * log_w.detach(), 0)  # (S, B)
@@ -88,8 +91,8 @@ def free_bits(terms: LogTerms, floor: float, beta: float = 1.0) -> Tensor:
     batch is exactly mean log p(x|z) − β max(floor, mean KL). Between processes, each takes its own batch.
     """
     _refuse_path_gradients("free_bits", terms, "elbo(terms)")
-    kl = (terms.log_q - terms.log_pz).mean(0)
-    return terms.log_px_z.mean(0) - beta * torch.where(kl.mean() > floor, kl, floor)
+    kl = _mean(terms.log_q - terms.log_pz, terms)
+    return _mean(terms.log_px_z, terms) - beta * torch.where(kl.mean() > floor, kl, floor)
 
 
 def _log_weights(terms: LogTerms, beta: float) -> Tensor:
@@ -105,9 +108,17 @@ def _refuse_path_gradients(objective: str, terms: LogTerms, instead: str) -> Non
         )
 
 
-def _renyi(log_w: Tensor, alpha: float) -> Tensor:
+def _mean(values: Tensor, terms: LogTerms) -> Tensor:
+    """Over samples, each with its share."""
+    return values.mean(0) if terms.log_share is None else (terms.log_share.exp() * values).sum(0)
+
+
+def _renyi(log_w: Tensor, alpha: float, log_share: Tensor | None = None) -> Tensor:
     if not 0 <= alpha < math.inf:
         raise ValueError(f"Expected a finite alpha >= 0; got {alpha}")
+    if log_share is not None:
+        powers = (1 - alpha) * log_w + log_share
+        return (log_share.exp() * log_w).sum(0) if alpha == 1 else powers.logsumexp(0) / (1 - alpha)
     return log_w.mean(0) if alpha == 1 else log_mean_exp((1 - alpha) * log_w) / (1 - alpha)
 
 

@@ -6,8 +6,12 @@ import hashlib
 import operator
 
 import torch
+from torch import Tensor
 
-__all__ = ["stream"]
+__all__ = ["Noise", "stream"]
+
+# Noise is drawn in blocks of so many samples, because what torch draws depends on the size of the tensor.
+_BLOCK = 16
 
 
 def stream(*key: int | str) -> torch.Generator:
@@ -22,6 +26,31 @@ def stream(*key: int | str) -> torch.Generator:
     """
     digest = hashlib.blake2b(repr(tuple(map(_plain, key))).encode(), digest_size=8).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest, "big") >> 1)
+
+
+class Noise:
+    """Standard normal noise, sample after sample: however it is taken, it is the same.
+
+    Drawn on the CPU in float64, it is the same for models on any device and of any precision, too.
+
+    >>> whole = Noise(stream("doctest"), 3).take(5)
+    >>> parts = Noise(stream("doctest"), 3)
+    >>> torch.equal(whole, torch.cat([parts.take(2), parts.take(3)]))
+    True
+    """
+
+    def __init__(self, generator: torch.Generator, features: int) -> None:
+        self.generator = generator
+        self.rest = torch.empty(0, features, dtype=torch.float64)
+
+    def take(self, count: int) -> Tensor:
+        """The next ``count`` samples, (count, features)."""
+        blocks = [self.rest]
+        for _ in range(len(self.rest), count, _BLOCK):
+            shape = (_BLOCK, self.rest.shape[1])
+            blocks.append(torch.randn(shape, generator=self.generator, dtype=torch.float64))
+        taken, self.rest = torch.cat(blocks).tensor_split([count])
+        return taken
 
 
 def _plain(part: int | str) -> int | str:

@@ -326,6 +326,50 @@ def compare(
 
 
 @app.command
+def gaps(
+    *runs: UserPath,
+    number: Annotated[
+        int, Parameter(name=["--number", "-n"], converter=_whole(1, WHOLE), help="How many images, drawn by the seed.")
+    ] = 100,
+    split: Annotated[str, Parameter(help="Whose images: test or valid.")] = "test",
+    steps: Annotated[int, Parameter(converter=_whole(1, WHOLE), help="Of the refinement of each q.")] = 500,
+    samples: Annotated[int, Parameter(converter=_whole(2, WHOLE), help="Draws of each refined q per image.")] = 1000,
+    seed: Annotated[int, Parameter(converter=_whole(0, LARGEST_SEED), help="Seed of images and draws.")] = 0,
+    data_dir: DataDir = None,
+    format: Format = "table",
+    json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Split log p(x) − ELBO into what the family lacks and what the encoder lacks, by refining q for each image.
+
+    Of several runs, every family is refined under every decoder, as each decoder favours the q that it was trained
+    with: give a Gaussian's run and a flow's.
+    """
+    from sylvester.app.experiments import tables
+
+    form = "json" if json else format
+    _require_format(form)
+    if not runs:
+        raise ConfigError("Expected the folders of one run or more; got none")
+    if split not in ("test", "valid"):
+        raise ConfigError(f"Expected --split to be test or valid; got {split!r}")
+    opened = [Run.open(run) for run in dict.fromkeys(runs)]
+    for run in opened:
+        run.require_model()
+    data = [_load(run.config, data_dir, quiet=quiet) for run in opened]
+
+    from sylvester.app import gaps as report
+
+    with display.counter("refining", quiet) as progress:
+        found = report.report(
+            opened, data, number=number, split=split, samples=samples, steps=steps, seed=seed, progress=progress
+        )
+    if form == "json":
+        return display.show_json(report.as_json(found))
+    display.show(tables.render(report.table(found), form))
+
+
+@app.command
 def sweep(
     *,
     values: Annotated[Values | None, Parameter(name="*")] = None,

@@ -7,6 +7,7 @@ from sylvester.flows.gaussian import Gaussian
 from sylvester.flows.householder import Householder
 from sylvester.flows.hypernetwork import Hypernetwork, Output
 from sylvester.flows.masked import MaskedSteps
+from sylvester.flows.mixture import Mixture
 from sylvester.flows.planar import Planar
 from sylvester.flows.radial import Radial
 from sylvester.flows.support import onto
@@ -48,6 +49,7 @@ __all__ = [
     "Hypernetwork",
     "MaskedSteps",
     "MeanOnlyIAF",
+    "Mixture",
     "OrthogonalSylvester",
     "Output",
     "Planar",

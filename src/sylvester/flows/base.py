@@ -8,28 +8,33 @@ A family adds its steps, and most steps are a table of parameter shapes and a fu
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Callable, Sequence
-from typing import TypeVar, get_args
+from typing import Any, TypeVar, get_args
 
 import torch
 from torch import Tensor, nn
 from torch.distributions import Independent, Normal, Transform
 
 from sylvester.distributions import FlowDistribution
-from sylvester.flows.hypernetwork import Hypernetwork, Init, Output
+from sylvester.flows.hypernetwork import Amortized, Hypernetwork, Init, LocalParameters, Output
 from sylvester.linalg.precision import full_precision
 from sylvester.transforms.elementwise import NUDGE
+
+_LEAST_VARIANCE = 1e-8
 
 #: {name: parameters of all K steps, (*, K, *shape)} -> the transforms.
 Bind = Callable[[dict[str, Tensor]], Sequence[Transform]]
 
 
-class DiagonalGaussian(nn.Module):
+class DiagonalGaussian(Amortized):
     """context -> the base Independent(Normal(μ, σ), 1), with variance softplus(·) + 1e-8.
 
     ``variance_bounds`` clamps the variance, as the paper's experiments on grey-level images do.
     """
+
+    hypernetwork: Hypernetwork | LocalParameters
 
     def __init__(
         self,
@@ -40,13 +45,26 @@ class DiagonalGaussian(nn.Module):
         variance_bounds: tuple[float, float] | None = None,
     ):
         super().__init__()
-        self.features, self.context, self.variance_bounds = features, context, variance_bounds
+        self.features, self.variance_bounds = features, variance_bounds
         table = {"loc": Output((features,)), "raw_variance": Output((features,))}
         self.hypernetwork = Hypernetwork(context, table, hyper_features=hyper_features)
 
+    @property
+    def context(self) -> int:
+        return self.hypernetwork.context
+
+    def at(self, loc: Tensor, scale: Tensor) -> DiagonalGaussian:
+        """The same without context, with means and standard deviations ``(*, D)`` that are free and start here."""
+        variance = scale.square()
+        if self.variance_bounds is not None:
+            variance = variance.clamp(*self.variance_bounds)
+        excess = (variance - _LEAST_VARIANCE).clamp(min=_LEAST_VARIANCE)
+        raw = excess + torch.log(-torch.expm1(-excess))  # softplus(raw) = excess
+        return self.freed(LocalParameters(torch.cat([loc, raw], -1).unsqueeze(-2), self.hypernetwork.table))
+
     def forward(self, context: Tensor | None) -> Independent:
         out = {name: value.squeeze(-2) for name, value in self.hypernetwork(context).items()}
-        variance = nn.functional.softplus(out["raw_variance"]) + 1e-8
+        variance = nn.functional.softplus(out["raw_variance"]) + _LEAST_VARIANCE
         if self.variance_bounds is not None:
             variance = variance.clamp(*self.variance_bounds)
         return Independent(Normal(out["loc"], variance.sqrt(), validate_args=False), 1, validate_args=False)
@@ -56,7 +74,7 @@ class DiagonalGaussian(nn.Module):
         return f"features={self.features}, context={self.context}{bounds}"
 
 
-class AmortizedSteps(nn.Module):
+class AmortizedSteps(Amortized):
     """K steps whose parameters the hypernetwork emits.
 
     Args:
@@ -66,6 +84,8 @@ class AmortizedSteps(nn.Module):
         bind: makes the transforms of the raw parameters; here the constraints are met.
         init, hyper_features: as for every family.
     """
+
+    hypernetwork: Hypernetwork | LocalParameters
 
     def __init__(
         self,
@@ -109,12 +129,7 @@ class Flow(nn.Module):
 
     @full_precision
     def forward(self, context: Tensor | None = None) -> FlowDistribution:
-        if context is None and self.context:
-            raise ValueError(f"Expected a context of {self.context} features; got none")
-        if context is not None and not self.context:
-            raise ValueError("Expected no context, as this flow was made with context=0; got one")
-        if context is not None and (context.dim() < 1 or context.shape[-1] != self.context):
-            raise ValueError(f"Expected a context of shape (*, {self.context}); got {tuple(context.shape)}")
+        self._check_context(context)
         for parameter in self.base.parameters():
             if parameter.dtype.itemsize < 4:
                 raise ValueError(
@@ -124,8 +139,60 @@ class Flow(nn.Module):
         transforms = [transform for module in self.steps for transform in module(context)]
         return FlowDistribution(self.base(context), transforms, validate_args=False)
 
+    def _check_context(self, context: Tensor | None) -> None:
+        if context is None and self.context:
+            raise ValueError(f"Expected a context of {self.context} features; got none")
+        if context is not None and not self.context:
+            raise ValueError("Expected no context, as this flow was made with context=0; got one")
+        if context is not None and (context.dim() < 1 or context.shape[-1] != self.context):
+            raise ValueError(f"Expected a context of shape (*, {self.context}); got {tuple(context.shape)}")
+
+    @full_precision
+    def local(self, context: Tensor) -> Flow:
+        """A flow without context whose parameters are free, one set for each row of the context.
+
+        ``flow.local(h)()`` is the distribution ``flow(h)`` at first, with its batch shape. What the hypernetworks emit
+        for h becomes parameters, so that each row's distribution can be fitted by itself: what it then gains is the
+        amortization gap. What does not come from a hypernetwork is copied and held: of masked and coupling families the
+        networks, so that their base and their context are free, which is less than all that the family could do. A step
+        of one's own that has no method ``local(context)`` is held, too, and its context is free.
+
+        >>> from sylvester.flows import Planar
+        >>> flow, h = Planar(2, context=3, transforms=4), torch.randn(5, 3)
+        >>> local, z = flow.local(h), torch.zeros(5, 2)
+        >>> local()
+        FlowDistribution(batch_shape=(5,), event_shape=(2,), transforms=[4 x PlanarTransform])
+        >>> torch.equal(local().log_prob(z), flow(h).log_prob(z))
+        True
+        """
+        if not self.context:
+            raise ValueError("Expected a flow with a context; got one made with context=0, which is free already")
+        self._check_context(context)
+        return Flow(localized(self.base, context), [localized(step, context) for step in self.steps])
+
     def extra_repr(self) -> str:
         return f"features={self.features}, context={self.context}"
+
+
+def localized(module: nn.Module, context: Tensor) -> nn.Module:
+    """A flow's base or steps, without context and with free parameters."""
+    local: Callable[[Tensor], nn.Module] | None = getattr(module, "local", None)
+    return _WithContext(module, context) if local is None else local(context)
+
+
+class _WithContext(nn.Module):
+    """A module that is held, with a context of its own that is free."""
+
+    context = 0
+
+    def __init__(self, module: nn.Module, context: Tensor):
+        super().__init__()
+        self.module = copy.deepcopy(module).requires_grad_(False)
+        self.given = nn.Parameter(context.detach().clone())
+        self.features = getattr(module, "features", None)
+
+    def forward(self, context: None) -> Any:
+        return self.module(self.given)
 
 
 def compose(*flows: Flow) -> Flow:
@@ -166,6 +233,9 @@ class InvertedSteps(nn.Module):
 
     def forward(self, context: Tensor | None) -> list[Transform]:
         return [transform.inv for module in reversed(self.steps) for transform in reversed(module(context))]
+
+    def local(self, context: Tensor) -> InvertedSteps:
+        return InvertedSteps([localized(step, context) for step in self.steps])
 
 
 _COMMON_ARGUMENTS = """

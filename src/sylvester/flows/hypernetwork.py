@@ -6,11 +6,12 @@ shape. Nothing it emits is thrown away.
 
 from __future__ import annotations
 
+import copy
 import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -56,7 +57,7 @@ class Hypernetwork(nn.Module):
         init: Init = "torch",
     ):
         super().__init__()
-        self.table, self.transforms = table, transforms
+        self.context, self.table, self.transforms = context, table, transforms
         self.outputs = sum(row.size for row in table.values())
         widths = [context, *hyper_features] if context else [0]
         hidden = [layer for pair in itertools.pairwise(widths) for layer in (nn.Linear(*pair), nn.ELU())]
@@ -94,6 +95,17 @@ class Hypernetwork(nn.Module):
         return f"transforms={self.transforms}, {table}"
 
     def forward(self, context: Tensor | None) -> dict[str, Tensor]:
+        return _by_name(self._emit(context), self.table)
+
+    def local(self, context: Tensor) -> LocalParameters:
+        """What is emitted for each of the contexts, as parameters of their own that start there."""
+        with torch.no_grad():
+            emitted = self._emit(context)  # without context of its own, the same for all
+            shape = (*context.shape[:-1], self.transforms, self.outputs)
+            return LocalParameters(emitted.expand(shape), self.table)
+
+    def _emit(self, context: Tensor | None) -> Tensor:
+        """``(*, transforms, outputs)``."""
         flat = self.bias.unflatten(0, (self.transforms, self.outputs))  # (K, outputs)
         if self.weight is not None:
             assert context is not None
@@ -104,11 +116,51 @@ class Hypernetwork(nn.Module):
                 rows = hidden.reshape(-1, hidden.shape[-1])  # (B, E)
                 flat = _linear(rows, self.weight.unflatten(0, flat.shape), flat)  # (K, B, outputs)
                 flat = flat.reshape(self.transforms, *hidden.shape[:-1], self.outputs).movedim(0, -2)  # (*, K, outputs)
-        parts = flat.split([row.size for row in self.table.values()], -1)
-        return {
-            name: part.unflatten(-1, row.shape) if row.shape else part.squeeze(-1)
-            for (name, row), part in zip(self.table.items(), parts, strict=True)
-        }
+        return flat
+
+
+class LocalParameters(nn.Module):
+    """In a hypernetwork's place, what it emitted for some contexts: ``(*, transforms, outputs)``, to be learned."""
+
+    context = 0
+
+    def __init__(self, emitted: Tensor, table: dict[str, Output]):
+        super().__init__()
+        self.table = table
+        self.values = nn.Parameter(emitted.detach().clone())
+
+    def forward(self, context: None) -> dict[str, Tensor]:
+        return _by_name(self.values, self.table)
+
+    def extra_repr(self) -> str:
+        table = ", ".join(f"{name}: {row.shape}" for name, row in self.table.items())
+        return f"batch_shape={tuple(self.values.shape[:-2])}, transforms={self.values.shape[-2]}, {table}"
+
+
+class Amortized(nn.Module):
+    """A module whose hypernetwork makes something of a context, and which can do without it."""
+
+    hypernetwork: Hypernetwork | LocalParameters | None
+
+    def local(self, context: Tensor) -> Self:
+        """A copy without context, in which what the hypernetwork emits is free; all other parameters are held."""
+        assert not isinstance(self.hypernetwork, LocalParameters)
+        return self.freed(None if self.hypernetwork is None else self.hypernetwork.local(context))
+
+    def freed(self, parameters: LocalParameters | None) -> Self:
+        """A copy with these parameters in the place of the hypernetwork."""
+        new = copy.deepcopy(self, {id(self.hypernetwork): parameters}).requires_grad_(False)
+        if parameters is not None:
+            parameters.requires_grad_(True)
+        return new
+
+
+def _by_name(flat: Tensor, table: dict[str, Output]) -> dict[str, Tensor]:
+    parts = flat.split([row.size for row in table.values()], -1)
+    return {
+        name: part.unflatten(-1, row.shape) if row.shape else part.squeeze(-1)
+        for (name, row), part in zip(table.items(), parts, strict=True)
+    }
 
 
 class _Linear(torch.autograd.Function):

@@ -19,7 +19,7 @@ from torch.distributions import Transform
 from torch.nn.functional import elu, linear, relu, silu
 
 from sylvester.buffers import DerivedBuffers
-from sylvester.flows.hypernetwork import Hypernetwork, Init, Output
+from sylvester.flows.hypernetwork import Amortized, Hypernetwork, Init, Output
 from sylvester.linalg.opaque import with_tangent
 from sylvester.transforms import Elementwise
 
@@ -215,7 +215,7 @@ class BoundNet:
         return last(h).unflatten(-1, (self.numbers, z.shape[-1]))
 
 
-class MaskedSteps(nn.Module):
+class MaskedSteps(Amortized):
     """K networks and the context vector they share, which the hypernetwork makes (fig. 1, right).
 
     Args:

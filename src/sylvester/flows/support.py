@@ -62,6 +62,9 @@ class SupportSteps(nn.Module):
     def forward(self, context: Tensor | None) -> list[Transform]:
         return [SupportTransform(self.constraint)]
 
+    def local(self, context: Tensor) -> SupportSteps:
+        return copy.deepcopy(self)
+
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> SupportSteps:
         super()._apply(fn, recurse)
         self.constraint = _moved(self.constraint, fn)

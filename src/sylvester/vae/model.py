@@ -8,9 +8,11 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Distribution, Independent, Normal
 
+from sylvester.distributions import MixtureDistribution
+
 if TYPE_CHECKING:
     from sylvester.distributions import FlowDistribution
-    from sylvester.flows import Flow
+    from sylvester.flows import Flow, Mixture
 
 
 class LogTerms(NamedTuple):
@@ -20,6 +22,7 @@ class LogTerms(NamedTuple):
     log_px_z: Tensor  # (S, B)
     log_pz: Tensor  # (S, B)
     log_q: Tensor  # (S, B)
+    log_share: Tensor | None = None  # (S, B): of a mixture's draws, what each counts; without, all count the same
 
     @property
     def log_w(self) -> Tensor:
@@ -36,10 +39,10 @@ class PathTerms(LogTerms):
 class VAE(nn.Module):
     """p(x|z) p(z), with a flow as the approximate posterior q(z|x).
 
-    ``encoder(x)`` gives a context (B, E), ``flow(context)`` a `FlowDistribution`, and ``decoder(z)`` for z
-    (*, D) a distribution with batch shape (*) whose event is all of one x. ``prior`` is a standard normal by
-    default; or an unconditional flow, whose parameters are then trained too; or any distribution with event
-    shape (D,), whose tensors stay on the device where they are.
+    ``encoder(x)`` gives a context (B, E), ``flow(context)`` a `FlowDistribution`, or the distribution of a
+    `flows.Mixture`, and ``decoder(z)`` for z (*, D) a distribution with batch shape (*) whose event is all of one x.
+    ``prior`` is a standard normal by default; or an unconditional flow, whose parameters are then trained too; or any
+    distribution with event shape (D,), whose tensors stay on the device where they are.
 
     The flow and the log-densities always run at the flow's own precision, float32 or better: autocast ends at
     the encoder and begins again at the decoder, which gives its distribution parameters in z's precision
@@ -58,7 +61,7 @@ class VAE(nn.Module):
     def __init__(
         self,
         encoder: nn.Module,
-        flow: Flow,
+        flow: Flow | Mixture,
         decoder: nn.Module,
         prior: Distribution | Flow | None = None,
     ) -> None:
@@ -78,7 +81,7 @@ class VAE(nn.Module):
         """z = 0, (D,): where the flow is and in what precision, as the mean of the default prior."""
         return next(self.flow.parameters()).new_zeros(self.flow.features)
 
-    def posterior(self, x: Tensor) -> FlowDistribution:
+    def posterior(self, x: Tensor) -> FlowDistribution | MixtureDistribution:
         """q(z|x), with the flow's parameters made once for any number of samples."""
         check_data(x)
         context = self.encoder(x)
@@ -104,7 +107,7 @@ class VAE(nn.Module):
         samples: int = 1,
         *,
         noise: Tensor | None = None,
-        posterior: FlowDistribution | None = None,
+        posterior: FlowDistribution | MixtureDistribution | None = None,
         path_gradient: bool = False,
     ) -> LogTerms:
         """Draw z ~ q(z|x) for each x and evaluate all log-densities there.
@@ -113,14 +116,22 @@ class VAE(nn.Module):
         ``self.posterior(x)`` where the caller has it already, so that x is not encoded again. ``path_gradient`` leaves
         a term of mean zero out of the gradient of log q, and gives `PathTerms`: see
         `FlowDistribution.rsample_and_log_prob`.
+
+        Where the posterior is a mixture, ``samples`` are drawn from each of its K components: S is K times as many,
+        and the terms have the share of each draw, which objectives heed.
         """
         check_data(x)
-        shape = (samples, *x.shape[:1], self.flow.features)
+        posterior = self.posterior(x) if posterior is None else posterior
+        count = len(posterior.components) if isinstance(posterior, MixtureDistribution) else 1
+        shape = (samples * count, *x.shape[:1], self.flow.features)
         if noise is not None and noise.shape != shape:
             raise ValueError(f"Expected noise of shape {shape}, (samples, B, D); got {tuple(noise.shape)}")
-        posterior = self.posterior(x) if posterior is None else posterior
+        log_share = None
         with _full_precision(x):
-            z, log_q = posterior.rsample_and_log_prob((samples,), noise=noise, path_gradient=path_gradient)
+            if isinstance(posterior, MixtureDistribution):
+                z, log_q, log_share = posterior.stratified(samples, noise=noise, path_gradient=path_gradient)
+            else:
+                z, log_q = posterior.rsample_and_log_prob((samples,), noise=noise, path_gradient=path_gradient)
             log_pz = self.prior_distribution().log_prob(z)
         likelihood = self._decode(z)
         if x.shape != z.shape[1:-1] + likelihood.event_shape:
@@ -129,7 +140,7 @@ class VAE(nn.Module):
                 f"events; got {tuple(x.shape)}"
             )
         with _full_precision(x):
-            terms = LogTerms(z, likelihood.log_prob(x), log_pz, log_q)
+            terms = LogTerms(z, likelihood.log_prob(x), log_pz, log_q, log_share)
         return PathTerms(*terms) if path_gradient else terms
 
     def forward(self, x: Tensor, samples: int = 1, *, noise: Tensor | None = None) -> LogTerms:
@@ -148,7 +159,7 @@ class VAE(nn.Module):
         """E[x|z] at one z ~ q(z|x) for each x."""
         posterior = self.posterior(x)
         with _full_precision(x):
-            z = posterior.rsample()
+            z = posterior.sample()
         return self._decode(z).mean
 
     def _decode(self, z: Tensor) -> Distribution:
