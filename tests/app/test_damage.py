@@ -21,6 +21,7 @@ from sylvester.app import cli, data, results, runs, training
 from sylvester.app.checksums import signed, verified
 from sylvester.app.config import Config, ConfigError, resolve
 from sylvester.app.runs import DamagedRun, Run, RunError, RunFailure
+from sylvester.app.selection import best_epoch
 from sylvester.app.training import Progress
 from tests.app.conftest import TINY
 
@@ -127,7 +128,7 @@ def test_no_file_is_forgotten(stages: Path) -> None:
     for stage, patterns in FILES.items():
         found = {file.name for file in (stages / stage).iterdir() if not file.name.startswith(".")} - others
         assert found == {file.name for pattern in patterns for file in (stages / stage).glob(pattern)}
-    assert training.best_epoch(Run.open(stages / FINISHED).metrics) < 4
+    assert best_epoch(Run.open(stages / FINISHED).metrics) < 4
 
 
 @pytest.mark.parametrize("damage", DAMAGES)

@@ -15,7 +15,8 @@ import sylvester
 from sylvester.app import data, models, training
 from sylvester.app.config import Config, resolve
 from sylvester.app.runs import Run, RunFailure
-from sylvester.app.training import Progress, best_epoch, draw, finished, shard_loss
+from sylvester.app.selection import History, best_epoch, next_stage
+from sylvester.app.training import Progress, draw, shard_loss
 from sylvester.objectives import dreg, elbo, iwae, renyi
 from sylvester.random import stream
 
@@ -118,20 +119,20 @@ def test_the_loss_is_the_objective_of_the_settings(
     torch.testing.assert_close(*grads)
 
 
-def history(*bounds: float) -> training.History:
+def history(*bounds: float) -> History:
     return [{"valid_neg_elbo": value} for value in bounds]
 
 
 def test_patience_counts_from_the_end_of_the_warmup(tiny: Config) -> None:
     config = tiny.model_copy(update={"epochs": 20, "warmup": 4, "patience": 3})
-    assert not finished([], config)
-    assert not finished(history(1, 2, 2, 2, 2), config)  # epochs 4 and 5 were no better: two
-    assert finished(history(1, 2, 2, 2, 2, 2), config)
-    assert not finished(history(1, 2, 2, 2, 2, 0), config)
-    assert not finished(history(1, 2, 2, 2, 2, 0, 2, 2), config)
-    assert finished(history(1, 2, 2, 2, 2, 0, 2, 2, 2), config)
-    assert finished(history(*[1.0] * 20), config.model_copy(update={"patience": 0}))
-    assert not finished(history(*[1.0] * 19), config.model_copy(update={"patience": 0}))
+    assert next_stage([], config) is not None
+    assert next_stage(history(1, 2, 2, 2, 2), config) is not None  # epochs 4 and 5 were no better: two
+    assert next_stage(history(1, 2, 2, 2, 2, 2), config) is None
+    assert next_stage(history(1, 2, 2, 2, 2, 0), config) is not None
+    assert next_stage(history(1, 2, 2, 2, 2, 0, 2, 2), config) is not None
+    assert next_stage(history(1, 2, 2, 2, 2, 0, 2, 2, 2), config) is None
+    assert next_stage(history(*[1.0] * 20), config.model_copy(update={"patience": 0})) is None
+    assert next_stage(history(*[1.0] * 19), config.model_copy(update={"patience": 0})) is not None
     assert best_epoch(history(3, 1, 2, 1)) == 2
 
 
@@ -196,7 +197,7 @@ def test_a_resumed_run_is_bit_identical(flow: str, tiny: Config, halves: data.Da
         assert torch.equal(one["model"][name], other["model"][name])
 
 
-def without_seconds(lines: training.History) -> list[dict[str, float]]:
+def without_seconds(lines: History) -> list[dict[str, float]]:
     return [{key: value for key, value in line.items() if key != "seconds"} for line in lines]
 
 

@@ -78,8 +78,11 @@ class VAE(nn.Module):
         """z = 0, (D,): where the flow is and in what precision, as the mean of the default prior."""
         return next(self.flow.parameters()).new_zeros(self.flow.features)
 
-    def posterior(self, x: Tensor) -> FlowDistribution:
-        """q(z|x), with the flow's parameters made once for any number of samples."""
+    def posterior(self, x: Tensor, *, context_mask: Tensor | None = None) -> FlowDistribution:
+        """q(z|x), with the flow's parameters made once for any number of samples.
+
+        ``context_mask`` (B, E) multiplies the encoder's output: dropout, with the caller's randomness.
+        """
         check_data(x)
         context = self.encoder(x)
         if not isinstance(context, Tensor) or context.shape[:-1] != x.shape[:1]:
@@ -87,6 +90,13 @@ class VAE(nn.Module):
                 f"Expected x with a batch axis, (B, …), and encoder(x) as a tensor (B, {self.flow.context}); "
                 f"got x of shape {tuple(x.shape)} and encoder(x) {_describe(context)}"
             )
+        if context_mask is not None:
+            if context_mask.shape != context.shape:
+                raise ValueError(
+                    f"Expected context_mask of shape {tuple(context.shape)}, as encoder(x) has; "
+                    f"got {tuple(context_mask.shape)}"
+                )
+            context = context * context_mask
         with _full_precision(context):
             return self.flow(context.to(self.origin.dtype))
 
@@ -106,6 +116,8 @@ class VAE(nn.Module):
         noise: Tensor | None = None,
         posterior: FlowDistribution | None = None,
         path_gradient: bool = False,
+        seen: Tensor | None = None,
+        context_mask: Tensor | None = None,
     ) -> LogTerms:
         """Draw z ~ q(z|x) for each x and evaluate all log-densities there.
 
@@ -113,12 +125,19 @@ class VAE(nn.Module):
         ``self.posterior(x)`` where the caller has it already, so that x is not encoded again. ``path_gradient`` leaves
         a term of mean zero out of the gradient of log q, and gives `PathTerms`: see
         `FlowDistribution.rsample_and_log_prob`.
+
+        The inference network can be trained on less than it will be given: ``seen`` is what the encoder is shown
+        instead of x (a corrupted x), and ``context_mask`` multiplies its output. Both leave a bound on log p(x), that
+        of another posterior.
         """
         check_data(x)
+        if posterior is not None and not (seen is None and context_mask is None):
+            raise ValueError("Expected a posterior, or what it is to be made of (seen, context_mask); got both")
         shape = (samples, *x.shape[:1], self.flow.features)
         if noise is not None and noise.shape != shape:
             raise ValueError(f"Expected noise of shape {shape}, (samples, B, D); got {tuple(noise.shape)}")
-        posterior = self.posterior(x) if posterior is None else posterior
+        if posterior is None:
+            posterior = self.posterior(x if seen is None else seen, context_mask=context_mask)
         with _full_precision(x):
             z, log_q = posterior.rsample_and_log_prob((samples,), noise=noise, path_gradient=path_gradient)
             log_pz = self.prior_distribution().log_prob(z)
