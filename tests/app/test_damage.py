@@ -22,20 +22,7 @@ from sylvester.app.checksums import signed, verified
 from sylvester.app.config import Config, ConfigError, resolve
 from sylvester.app.runs import DamagedRun, Run, RunError, RunFailure
 from sylvester.app.selection import best_epoch
-from sylvester.app.training import Progress
-from tests.app.conftest import TINY
-
-
-class Stop(Exception):
-    pass
-
-
-def stop_at(epoch: int) -> Callable[[Progress], None]:
-    def report(progress: Progress) -> None:
-        if (progress.epoch, progress.batch) == (epoch, 2):
-            raise Stop
-
-    return report
+from tests.app.conftest import TINY, Stop, stop_at
 
 
 def stop_evaluating(done: int, total: int) -> None:
@@ -56,7 +43,7 @@ def stages(archive: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         run = Run.create(folder / stage, config)
         if stage in (FIRST, MIDDLE):
             with pytest.raises(Stop):
-                training.train(run, images, reporting=nullcontext(stop_at(2 if stage == FIRST else 4)))
+                training.train(run, images, reporting=nullcontext(stop_at(2 if stage == FIRST else 4, 2)))
         elif stage != FRESH:
             history = training.train(run, images)
             if stage == EVALUATING:
