@@ -294,7 +294,7 @@ def test_the_encoder_can_be_shown_something_else() -> None:
     with pytest.raises(ValueError, match=r"Expected x of shape \(3, 5\), .*; got \(4, 5\)"):
         vae.log_terms(x, seen=seen[:3])
     for given in ({"seen": seen}, {"context_mask": mask}):
-        with pytest.raises(ValueError, match="Expected a posterior, or what it is to be made of .*; got both"):
+        with pytest.raises(ValueError, match=r"Expected a posterior, or .*; got both"):
             vae.log_terms(x, 6, noise=noise, posterior=posterior, **given)
 
 
