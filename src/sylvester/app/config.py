@@ -191,7 +191,9 @@ class Config(BaseModel):
     ] = 1
     smooth: Annotated[
         int,
-        Setting("Choose the best epoch by the mean of its validation and those before, so many", 1, WHOLE, recipe=True),
+        Setting(
+            "Choose the best epoch by the mean of so many validations, its own and those before", 1, WHOLE, recipe=True
+        ),
     ] = 1
     averages: Annotated[
         tuple[float, ...] | None,
@@ -222,8 +224,8 @@ class Config(BaseModel):
     schedule: Annotated[
         str,
         Setting(
-            "Of the learning rate, which stays or falls to zero over all epochs; stopping early would cut that off: "
-            "with cosine, take patience 0",
+            "Whether the learning rate stays or falls to zero over the epochs, which stopping early (patience) would "
+            "cut off",
             choices=("constant", "cosine"),
             recipe=True,
         ),
