@@ -128,10 +128,11 @@ def test_long_gradients_are_shortened(with_settings: Callable[..., Config], halv
     for clip in (None, 0.01):
         config = with_settings(clip=clip, batch_size=25) if clip else with_settings(batch_size=25)
         state = State.start(training.make_fabric(config), config, build(config))
-        training.train_epoch(state, Stage(1, 3), halves, training.ignore)
+        trained = training.train_epoch(state, Stage(1, 3), halves, training.ignore)
         norms.append(torch.stack([p.grad.norm() for p in state.vae.parameters() if p.grad is not None]).norm().item())
     assert norms[0] > 1
     assert norms[1] == pytest.approx(0.01, rel=1e-3)
+    assert trained["gradient_norm"] == pytest.approx(norms[0], rel=1e-5)
 
 
 def test_the_rate_of_a_step_is_the_schedules(with_settings: Callable[..., Config], halves: data.Dataset) -> None:

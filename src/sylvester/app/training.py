@@ -267,6 +267,7 @@ def train_epoch(state: State, stage: Stage, data: Dataset, report: Report) -> di
     order = torch.randperm(len(data.train), generator=stream(config.seed, "order", epoch))
     batches = order.split(config.batch_size)
     sums, seen = torch.zeros(4, dtype=torch.float64), 0
+    norms: list[Tensor] = []  # of the gradients, before they are clipped
     bound, path_gradient = training_bound(config)
     for step, rows in enumerate(batches, start=1):
         shard = training_shard(state, stage, data, rows, (config.seed, "train", epoch, step))
@@ -277,13 +278,15 @@ def train_epoch(state: State, stage: Stage, data: Dataset, report: Report) -> di
         state.vae.zero_grad()
         fabric.backward(loss)
         if config.clip is not None:
-            fabric.clip_gradients(state.model, optimizer, max_norm=config.clip, error_if_nonfinite=False)
+            norm = fabric.clip_gradients(state.model, optimizer, max_norm=config.clip, error_if_nonfinite=False)
+            norms += [] if norm is None else [norm]
         set_learning_rate(optimizer, learning_rate(config, stage, step, len(batches)))
         optimizer.step()
         state.averages.update()
         sums, seen = sums + batch_sums, seen + shard.total
         report(Progress(epoch, config.epochs_at_most, step, len(batches), per_image(sums, seen)))
-    return per_image(sums, seen)
+    trained = per_image(sums, seen)
+    return trained | ({"gradient_norm": torch.stack(norms).mean().item()} if norms else {})
 
 
 def training_shard(state: State, stage: Stage, data: Dataset, rows: Tensor, key: tuple[int | str, ...]) -> Shard:
