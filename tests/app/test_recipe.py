@@ -41,6 +41,7 @@ ALL: dict[str, Any] = {
     "dropout": 0.1,
     "flip": 0.05,
     "refine_epochs": 3,
+    "refine_rate": 1e-3,
 }
 
 
@@ -70,6 +71,9 @@ def test_cosine_is_torchs_after_a_linear_warmup(with_settings: Callable[..., Con
     assert scheduler.get_last_lr()[0] == pytest.approx(0, abs=1e-12)  # after the last step
     places = [(Stage(epoch, epochs), step, steps) for epoch in range(1, epochs + 1) for step in range(1, steps + 1)]
     assert [learning_rate(config, *place) for place in places] == pytest.approx(expected)
+    refining = config.model_copy(update={"refine_rate": 0.03})
+    halfway = [learning_rate(refining, Stage(4, 6, refining=refine), 3, 7) for refine in (False, True)]
+    assert halfway[1] == pytest.approx(halfway[0] / 10)
     constant = config.model_copy(update={"schedule": "constant"})
     assert [learning_rate(constant, *place) for place in places[warmup:]] == [rate] * (epochs * steps - warmup)
 
@@ -322,16 +326,21 @@ def test_every_setting_of_the_recipe_matters(
 ) -> None:
     """A setting that nothing reads would pass for one that changes nothing."""
     assert set(ALL) | {"beta1"} == RECIPE
-    needed = {"weight_decay": {"optimizer": "adamw"}}
+    needed: dict[str, dict[str, Any]] = {
+        "weight_decay": {"optimizer": "adamw"},
+        "refine_rate": {"refine_epochs": 3},
+    }
+
+    def train(name: str, **settings: Any) -> list[dict[str, float]]:
+        return without_seconds(training.train(Run.create(tmp_path / name, with_settings(**settings)), halves))
+
     plain = {}
-    for optimizer in ("adamax", "adamw"):
-        config = with_settings(optimizer=optimizer)
-        plain[optimizer] = without_seconds(training.train(Run.create(tmp_path / optimizer, config), halves))
     for name, value in {**ALL, "beta1": 0.8}.items():
         extra = needed.get(name, {})
-        config = with_settings(**{**extra, name: value})
-        lines = training.train(Run.create(tmp_path / name, config), halves)
-        assert without_seconds(lines) != plain[extra.get("optimizer", "adamax")], name
+        base = "-".join(["plain", *extra])
+        if base not in plain:
+            plain[base] = train(base, **extra)
+        assert train(name, **extra, **{name: value}) != plain[base], name
 
 
 def test_two_processes_train_as_one_does(

@@ -230,6 +230,16 @@ class Config(BaseModel):
             recipe=True,
         ),
     ] = "constant"
+    refine_rate: Annotated[
+        float | None,
+        Setting(
+            "Learning rate of the refinement, by default the same; a smaller one keeps what is learned",
+            0,
+            1e37,
+            between=True,
+            recipe=True,
+        ),
+    ] = None
     warmup_steps: Annotated[
         int, Setting("Steps over which the learning rate grows from zero", 0, WHOLE, recipe=True)
     ] = 0
@@ -359,6 +369,8 @@ class Config(BaseModel):
             raise ValueError(
                 f"Expected weight_decay with the adamw optimizer alone; got {self.weight_decay:g} with {self.optimizer}"
             )
+        if self.refine_rate is not None and not self.refine_epochs:
+            raise ValueError(f"Expected no refine_rate without refine_epochs; got {self.refine_rate:g}")
         if self.alpha is None and self.objective == "renyi":
             raise ValueError("Expected a value of alpha for the renyi objective; got none")
         if self.alpha is not None and self.objective not in ("renyi", "dreg"):

@@ -36,9 +36,12 @@ def learning_rate(config: Config, stage: Stage, step: int, steps: int) -> float:
 
         η (1 + cos(π (t − 1 − W) / (T − W))) / 2,
 
-    which is η at the first step after the warm-up, and would be 0 at the first after the last.
+    which is η at the first step after the warm-up, and would be 0 at the first after the last. Refinement has an η of
+    its own.
     """
     rate, warmup = config.learning_rate, config.warmup_steps
+    if stage.refining and config.refine_rate is not None:
+        rate = config.refine_rate
     taken = (stage.epoch - 1) * steps + step
     if taken <= warmup:
         return rate * taken / warmup

@@ -32,7 +32,7 @@ class Table:
 def comparison_table(found: Comparison) -> Table:
     """A row for each group: what was run, how much of it is finished, mean ± standard deviation, differences."""
     varying = found.varying()
-    untested = any(entry.untested for group in found.groups for entry in group.finished)
+    untested = _any_untested(found)
     validation = ["validation −ELBO"] if untested else []
     header = ["dataset", "flow", *varying, "runs", *validation, *NAMES.values()]
     if found.baseline is not None:
@@ -51,8 +51,14 @@ def comparison_table(found: Comparison) -> Table:
     return Table(tuple(header), tuple(rows), tuple(_notes(found)))
 
 
+def _any_untested(found: Comparison) -> bool:
+    return any(entry.untested for group in found.groups for entry in group.finished)
+
+
 def _notes(found: Comparison) -> Iterator[str]:
     yield "Test figures in nats per image, mean ± standard deviation over seeds."
+    if _any_untested(found):
+        yield "Validation −ELBO in nats per image, at the epochs that were chosen by it."
     if found.baseline is not None and any(group.against for group in found.groups):
         yield "Differences are paired by seed and test image: mean ± error over images ± error over seeds."
     for entry in (entry for group in found.groups for entry in group.unfinished):
