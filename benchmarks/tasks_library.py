@@ -140,6 +140,8 @@ def epoch(size: Size, flow: str, data: str) -> Task:
     from sylvester.app import training as app_training
     from sylvester.app.config import resolve
     from sylvester.app.data import Dataset
+    from sylvester.app.schedules import Stage
+    from sylvester.app.state import State
 
     settings = {"latent": size.features, "batch_size": size.batch}
     config = resolve({"preset": "paper", "architecture": "released", "flow": flow, **settings})
@@ -154,12 +156,9 @@ def epoch(size: Size, flow: str, data: str) -> Task:
         sha256={},
         source="files",
     )
-    fabric = app_training.make_fabric(config)
-    vae = build(size, flow)
-    model, optimizer = fabric.setup(vae, app_training.make_optimizer(vae, config))
-    model.mark_forward_method("log_terms")
-    arguments = (fabric, model, optimizer, dataset, config, 1, 1.0, app_training.ignore)
-    return lambda: app_training.train_epoch(*arguments)
+    state = State.start(app_training.make_fabric(config), config, build(size, flow))
+    stage = Stage(config.warmup, config.epochs)  # with the whole of the KL term
+    return lambda: app_training.train_epoch(state, stage, dataset, app_training.ignore)
 
 
 def decoder(size: Size) -> Task:

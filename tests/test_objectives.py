@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -78,14 +79,20 @@ def test_annealing_by_steps_meets_annealing_by_epochs_at_the_end_of_each() -> No
     assert steps == pytest.approx([(i + 1) / 21 for i in range(21)])
 
 
+def test_annealing_starts_where_it_is_told_to() -> None:
+    assert [linear_beta(epoch, 4, start=0.2) for epoch in (1, 2, 4, 5)] == pytest.approx([0.4, 0.6, 1.0, 1.0])
+    assert linear_beta(1, 0, start=0.2) == 1.0
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
         {"epoch": 0, "warmup": 10},
         {"epoch": 1, "warmup": -1},
         {"epoch": 1, "warmup": 1, "step": 3, "steps": 2},
+        {"epoch": 1, "warmup": 1, "start": 1.5},
     ],
 )
-def test_impossible_schedules_are_refused(arguments: dict[str, int]) -> None:
+def test_impossible_schedules_are_refused(arguments: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"Expected .*; got"):
         linear_beta(**arguments)

@@ -281,6 +281,23 @@ def test_log_terms_are_the_densities_at_the_sample() -> None:
         torch.testing.assert_close(same, terms)
 
 
+def test_the_encoder_can_be_shown_something_else() -> None:
+    vae = small_vae().double()
+    x, seen = torch.randn(2, 4, 5).double()
+    noise, mask = torch.randn(6, 4, 3).double(), 2.0 * (torch.rand(4, 8) < 0.5).double()
+    posterior = vae.flow(mask * vae.encoder(seen))
+    expected = vae.log_terms(x, 6, noise=noise, posterior=posterior)
+    torch.testing.assert_close(vae.log_terms(x, 6, noise=noise, seen=seen, context_mask=mask), expected)
+    torch.testing.assert_close(expected.log_px_z, vae.decoder(expected.z).log_prob(x))
+    with pytest.raises(ValueError, match=r"Expected context_mask of shape \(4, 8\), .*; got \(4, 1\)"):
+        vae.log_terms(x, 6, noise=noise, context_mask=mask[:, :1])
+    with pytest.raises(ValueError, match=r"Expected x of shape \(3, 5\), .*; got \(4, 5\)"):
+        vae.log_terms(x, seen=seen[:3])
+    for given in ({"seen": seen}, {"context_mask": mask}):
+        with pytest.raises(ValueError, match=r"Expected a posterior, or .*; got both"):
+            vae.log_terms(x, 6, noise=noise, posterior=posterior, **given)
+
+
 @pytest.mark.parametrize(
     "prior",
     [

@@ -127,16 +127,16 @@ def log_mean_exp(log_w: Tensor, dim: int = 0) -> Tensor:
     return log_w.logsumexp(dim) - math.log(log_w.shape[dim])
 
 
-def linear_beta(epoch: int, warmup: int, *, step: int = 0, steps: int = 0) -> float:
-    """β = min(epoch / warmup, 1), with epochs counted from 1; no warm-up gives 1.
+def linear_beta(epoch: int, warmup: int, *, step: int = 0, steps: int = 0, start: float = 0.0) -> float:
+    """β = start + (1 − start) min(epoch / warmup, 1), with epochs counted from 1; no warm-up gives 1.
 
     With ``step`` of ``steps`` (counted from 1 within the epoch), β grows with every step, and reaches at the
     end of an epoch what it would have been throughout it.
     """
-    if epoch < 1 or warmup < 0 or not 0 <= step <= steps:
+    if epoch < 1 or warmup < 0 or not 0 <= step <= steps or not 0 <= start <= 1:
         raise ValueError(
-            "Expected epoch >= 1, warmup >= 0 and 0 <= step <= steps; "
-            f"got epoch={epoch}, warmup={warmup}, step={step}, steps={steps}"
+            "Expected epoch >= 1, warmup >= 0, 0 <= step <= steps and 0 <= start <= 1; "
+            f"got epoch={epoch}, warmup={warmup}, step={step}, steps={steps}, start={start}"
         )
     progress = epoch - 1 + step / steps if steps else epoch
-    return min(progress / warmup, 1.0) if warmup else 1.0
+    return start + (1 - start) * min(progress / warmup, 1.0) if warmup else 1.0

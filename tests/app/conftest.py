@@ -6,7 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from sylvester.app import data
 from sylvester.app.config import Config, resolve
+from sylvester.app.selection import History
+from sylvester.app.training import Progress
 
 TINY = {
     "latent": 2,
@@ -31,6 +34,11 @@ def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.fixture(scope="session")
+def halves(archive: Path) -> data.Dataset:
+    return data.load(archive)
+
+
 @pytest.fixture
 def tiny(archive: Path) -> Config:
     """A run of a second: 25 training images in batches of 10, the last one of 5."""
@@ -46,3 +54,20 @@ def flags(archive: Path) -> Callable[..., list[str]]:
         return [f"--{key.replace('_', '-')}={value}" for key, value in settings.items()]
 
     return make
+
+
+class Stop(Exception):
+    """In place of a kill, in the same process."""
+
+
+def stop_at(epoch: int, batch: int) -> Callable[[Progress], None]:
+    def report(progress: Progress) -> None:
+        if (progress.epoch, progress.batch) == (epoch, batch):
+            raise Stop
+
+    return report
+
+
+def without_seconds(lines: History) -> list[dict[str, float]]:
+    """The metrics, without what differs between equal runs."""
+    return [{key: value for key, value in line.items() if key != "seconds"} for line in lines]

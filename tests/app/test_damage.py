@@ -21,20 +21,8 @@ from sylvester.app import cli, data, results, runs, training
 from sylvester.app.checksums import signed, verified
 from sylvester.app.config import Config, ConfigError, resolve
 from sylvester.app.runs import DamagedRun, Run, RunError, RunFailure
-from sylvester.app.training import Progress
-from tests.app.conftest import TINY
-
-
-class Stop(Exception):
-    pass
-
-
-def stop_at(epoch: int) -> Callable[[Progress], None]:
-    def report(progress: Progress) -> None:
-        if (progress.epoch, progress.batch) == (epoch, 2):
-            raise Stop
-
-    return report
+from sylvester.app.selection import best_epoch
+from tests.app.conftest import TINY, Stop, stop_at
 
 
 def stop_evaluating(done: int, total: int) -> None:
@@ -55,7 +43,7 @@ def stages(archive: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         run = Run.create(folder / stage, config)
         if stage in (FIRST, MIDDLE):
             with pytest.raises(Stop):
-                training.train(run, images, reporting=nullcontext(stop_at(2 if stage == FIRST else 4)))
+                training.train(run, images, reporting=nullcontext(stop_at(2 if stage == FIRST else 4, 2)))
         elif stage != FRESH:
             history = training.train(run, images)
             if stage == EVALUATING:
@@ -127,7 +115,7 @@ def test_no_file_is_forgotten(stages: Path) -> None:
     for stage, patterns in FILES.items():
         found = {file.name for file in (stages / stage).iterdir() if not file.name.startswith(".")} - others
         assert found == {file.name for pattern in patterns for file in (stages / stage).glob(pattern)}
-    assert training.best_epoch(Run.open(stages / FINISHED).metrics) < 4
+    assert best_epoch(Run.open(stages / FINISHED).metrics) < 4
 
 
 @pytest.mark.parametrize("damage", DAMAGES)

@@ -15,25 +15,24 @@ import sylvester
 from sylvester.app import data, models, training
 from sylvester.app.config import Config, resolve
 from sylvester.app.runs import Run, RunFailure
-from sylvester.app.training import Progress, best_epoch, draw, finished, shard_loss
+from sylvester.app.selection import History, best_epoch, next_stage
+from sylvester.app.training import draw, shard_loss
 from sylvester.objectives import dreg, elbo, iwae, renyi
 from sylvester.random import stream
-
-
-@pytest.fixture(scope="session")
-def halves(archive: Path) -> data.Dataset:
-    return data.load(archive)
+from tests.app.conftest import Stop, stop_at, without_seconds
 
 
 @pytest.mark.parametrize("count", [1, 2, 7, 8])
 def test_the_parts_of_a_batch_are_the_batch(count: int) -> None:
     grey = torch.rand(count, 1, 4, 4)
-    whole = draw(grey, (0, "train", 1, 1), 3, binarize=True)
-    parts = [draw(grey, (0, "train", 1, 1), 3, binarize=True, rank=rank, world=3) for rank in range(3)]
+    settings = {"binarize": True, "flip": 0.3, "dropout": 0.3}
+    whole = draw(grey, (0, "train", 1, 1), 3, **settings)
+    parts = [draw(grey, (0, "train", 1, 1), 3, **settings, rank=rank, world=3) for rank in range(3)]
     counted = [part.weight.bool() for part in parts]
     assert all(part.total == count for part in parts)
-    joined = torch.cat([part.x[rows] for part, rows in zip(parts, counted, strict=True)])
-    assert torch.equal(joined, whole.x)
+    for name in ("x", "seen", "context_mask"):
+        joined = torch.cat([getattr(part, name)[rows] for part, rows in zip(parts, counted, strict=True)])
+        assert torch.equal(joined, getattr(whole, name))
     joined = torch.cat([part.noise[:, rows] for part, rows in zip(parts, counted, strict=True)], 1)
     assert torch.equal(joined, whole.noise)
 
@@ -118,20 +117,20 @@ def test_the_loss_is_the_objective_of_the_settings(
     torch.testing.assert_close(*grads)
 
 
-def history(*bounds: float) -> training.History:
+def history(*bounds: float) -> History:
     return [{"valid_neg_elbo": value} for value in bounds]
 
 
 def test_patience_counts_from_the_end_of_the_warmup(tiny: Config) -> None:
     config = tiny.model_copy(update={"epochs": 20, "warmup": 4, "patience": 3})
-    assert not finished([], config)
-    assert not finished(history(1, 2, 2, 2, 2), config)  # epochs 4 and 5 were no better: two
-    assert finished(history(1, 2, 2, 2, 2, 2), config)
-    assert not finished(history(1, 2, 2, 2, 2, 0), config)
-    assert not finished(history(1, 2, 2, 2, 2, 0, 2, 2), config)
-    assert finished(history(1, 2, 2, 2, 2, 0, 2, 2, 2), config)
-    assert finished(history(*[1.0] * 20), config.model_copy(update={"patience": 0}))
-    assert not finished(history(*[1.0] * 19), config.model_copy(update={"patience": 0}))
+    assert next_stage([], config) is not None
+    assert next_stage(history(1, 2, 2, 2, 2), config) is not None  # epochs 4 and 5 were no better: two
+    assert next_stage(history(1, 2, 2, 2, 2, 2), config) is None
+    assert next_stage(history(1, 2, 2, 2, 2, 0), config) is not None
+    assert next_stage(history(1, 2, 2, 2, 2, 0, 2, 2), config) is not None
+    assert next_stage(history(1, 2, 2, 2, 2, 0, 2, 2, 2), config) is None
+    assert next_stage(history(*[1.0] * 20), config.model_copy(update={"patience": 0})) is None
+    assert next_stage(history(*[1.0] * 19), config.model_copy(update={"patience": 0})) is not None
     assert best_epoch(history(3, 1, 2, 1)) == 2
 
 
@@ -161,18 +160,6 @@ def test_an_epoch_averages_over_images_not_over_batches(tiny: Config, halves: da
     assert got == pytest.approx(torch.cat(each).double().mean().item(), rel=1e-6)
 
 
-class Stop(Exception):
-    pass
-
-
-def stop_at(epoch: int, batch: int) -> Callable[[Progress], None]:
-    def report(progress: Progress) -> None:
-        if (progress.epoch, progress.batch) == (epoch, batch):
-            raise Stop
-
-    return report
-
-
 @pytest.mark.parametrize("flow", ["triangular-sylvester", "orthogonal-sylvester", "gaussian"])
 def test_a_resumed_run_is_bit_identical(flow: str, tiny: Config, halves: data.Dataset, tmp_path: Path) -> None:
     settings = tiny.model_dump(exclude_none=True, exclude={"transforms"}) | {"flow": flow}
@@ -194,10 +181,6 @@ def test_a_resumed_run_is_bit_identical(flow: str, tiny: Config, halves: data.Da
     assert other is not None
     for name in one["model"]:
         assert torch.equal(one["model"][name], other["model"][name])
-
-
-def without_seconds(lines: training.History) -> list[dict[str, float]]:
-    return [{key: value for key, value in line.items() if key != "seconds"} for line in lines]
 
 
 def test_training_leaves_the_global_generator_alone(tiny: Config, halves: data.Dataset, tmp_path: Path) -> None:

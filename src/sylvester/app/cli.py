@@ -55,8 +55,11 @@ else:
 
         kind = kind_of(name)
         how = {} if kind is bool else {"converter": convert}
+        if kind is list:  # one word, with commas
+            how |= {"n_tokens": 1}
         shown = Parameter(help=describe(name), negative="", show_default=False, **how)
-        return Annotated[(tuple[float, float] if kind is tuple else kind) | None, shown]
+        types = {tuple: tuple[float, float], list: tuple}
+        return Annotated[types.get(kind, kind) | None, shown]
 
     # The flags are the schema's fields. One that is not given is None, and file and preset decide.
     Flags = make_dataclass(
@@ -67,7 +70,7 @@ else:
     )
 
     def _values(name: str) -> Any:
-        """A flag with several values of a setting, separated by commas; of a pair, the two by a colon."""
+        """A flag with several values of a setting, separated by commas; numbers of one value by colons."""
 
         def convert(_: object, tokens: Sequence[Token]) -> Any:
             words = tokens[0].value.split(",")
@@ -83,7 +86,7 @@ else:
             if word not in ("true", "false"):
                 raise refused(name, word)
             return word == "true"
-        return from_text(name, *(word.split(":") if kind is tuple else [word]))
+        return from_text(name, *(word.split(":") if kind in (tuple, list) else [word]))
 
     # One folder of data for all of a sweep; everything else may vary.
     Values = make_dataclass(
@@ -665,7 +668,8 @@ def _show_plan(
         return display.show_json({"runs": lines, "seconds": seconds / where.workers})
     for line, cell in zip(lines, planned, strict=True):
         about = "" if line["state"] == "finished" else f", at most {display.duration(line['seconds'])} left"
-        display.show(f"{line['state']:10}  {line['path']}  {line['epochs']} of {cell.config.epochs} epochs{about}")
+        epochs = f"{line['epochs']} of {cell.config.epochs_at_most} epochs"
+        display.show(f"{line['state']:10}  {line['path']}  {epochs}{about}")
     counts = Counter(line["state"] for line in lines)
     parts = ", ".join(f"{count} {condition}" for condition, count in counts.items())
     display.show(
@@ -701,7 +705,7 @@ def _finish(run: Run, data: Dataset, *, quiet: bool) -> dict[str, Any]:
     from sylvester.app import results, training
 
     with run.locked() as lock, _interruptible(f"sylvester resume {run.path}"):
-        bar = display.TrainingBar(run.config.epochs, quiet)
+        bar = display.TrainingBar(run.config.epochs_at_most, quiet)
         history = training.train(run, data, lock=lock, reporting=bar, notify=display.say)
         with display.counter("evaluating", quiet) as progress:
             return results.conclude(run, data, history, progress=progress, notify=display.say)

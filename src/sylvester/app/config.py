@@ -52,14 +52,18 @@ class Setting:
     flows: tuple[str, ...] = FLOWS  # which take it: a preset's value for another is dropped, a user's is an error
     argument: str | None = None  # of the flow's class
     unset: str | None = None  # what its absence means to the flows that take it: others need a value
+    recipe: bool = False  # says how weights are found, and nothing of the model that has them
 
     @property
     def of_some_flows(self) -> bool:
         return self.flows != FLOWS
 
     def holds(self, value: Any) -> bool:
+        """Whether a value, or each of several, is in range."""
         if self.low is None or self.high is None:
             return True
+        if isinstance(value, tuple):
+            return all(map(self.holds, value))
         return self.low < value < self.high if self.between else self.low <= value <= self.high
 
     def range(self) -> str:
@@ -180,6 +184,15 @@ class Config(BaseModel):
     ] = None
     latent: Annotated[int, Setting("Size of z", 1, 2**20, argument="features")]
     epochs: Annotated[int, Setting("Epochs at most", 1, WHOLE)]
+    refine_epochs: Annotated[
+        int,
+        Setting(
+            "After that, so many epochs for encoder and flow alone, on images that the best model draws",
+            0,
+            WHOLE,
+            recipe=True,
+        ),
+    ] = 0
     patience: Annotated[
         int,
         Setting(
@@ -187,6 +200,30 @@ class Config(BaseModel):
         ),
     ]
     warmup: Annotated[int, Setting("Epochs over which the weight of the KL term grows to 1", 0, WHOLE)]
+    warmup_by: Annotated[
+        str, Setting("Whether that weight grows with every epoch or step", choices=("epoch", "step"), recipe=True)
+    ] = "epoch"
+    beta_start: Annotated[float, Setting("The weight of the KL term that it grows from", 0.0, 1.0, recipe=True)] = 0.0
+    validate_every: Annotated[
+        int, Setting("Validate and save a checkpoint after every so many epochs and the last", 1, WHOLE, recipe=True)
+    ] = 1
+    smooth: Annotated[
+        int,
+        Setting(
+            "Choose the best epoch by the mean of so many validations, its own and those before", 1, WHOLE, recipe=True
+        ),
+    ] = 1
+    averages: Annotated[
+        tuple[float, ...] | None,
+        Setting(
+            "Decays of moving averages of the weights, such as 0.998,0.999 (in a sweep 0.998:0.999); each is validated "
+            "beside the weights themselves, and the best is the model",
+            0.0,
+            1.0,
+            between=True,
+            recipe=True,
+        ),
+    ] = None
     objective: Annotated[
         str,
         Setting(
@@ -198,7 +235,59 @@ class Config(BaseModel):
     alpha: Annotated[float | None, Setting("Order of the bound, with renyi and dreg", 0, 1000)] = None
     path_gradient: Annotated[bool, Setting("Train the elbo by path gradients")] = False
     batch_size: Annotated[int, Setting("Images per step, over all devices together", 1, WHOLE)]
-    learning_rate: Annotated[float, Setting("Step size of Adamax", 0, 1e37, between=True)]  # a float32, with room
+    optimizer: Annotated[
+        str, Setting("What turns gradients into steps", choices=("adamax", "adam", "adamw"), recipe=True)
+    ] = "adamax"
+    learning_rate: Annotated[float, Setting("Of the optimizer", 0, 1e37, between=True)]  # a float32, with room
+    schedule: Annotated[
+        str,
+        Setting(
+            "Whether the learning rate stays or falls to zero over the epochs, which stopping early (patience) would "
+            "cut off",
+            choices=("constant", "cosine"),
+            recipe=True,
+        ),
+    ] = "constant"
+    refine_rate: Annotated[
+        float | None,
+        Setting(
+            "Learning rate of the refinement, by default the same; a smaller one keeps what is learned",
+            0,
+            1e37,
+            between=True,
+            recipe=True,
+        ),
+    ] = None
+    warmup_steps: Annotated[
+        int, Setting("Steps over which the learning rate grows from zero", 0, WHOLE, recipe=True)
+    ] = 0
+    beta1: Annotated[
+        float, Setting("Decay of the optimizer's mean of gradients", 0.0, 1.0, between=True, recipe=True)
+    ] = 0.9
+    beta2: Annotated[
+        float, Setting("Decay of the optimizer's size of gradients", 0.0, 1.0, between=True, recipe=True)
+    ] = 0.999
+    weight_decay: Annotated[
+        float,
+        Setting(
+            "Shrink the weights, not the biases, of encoder and flow by this times the learning rate in each step of "
+            "adamw",
+            0.0,
+            1e6,
+            recipe=True,
+        ),
+    ] = 0.0
+    clip: Annotated[
+        float | None,
+        Setting("Largest norm of a gradient; longer ones are shortened to it", 0, 1e37, between=True, recipe=True),
+    ] = None
+    dropout: Annotated[
+        float, Setting("Share of the encoder's outputs that are zeroed in training", 0.0, 0.99, recipe=True)
+    ] = 0.0
+    flip: Annotated[
+        float,
+        Setting("Share of the pixels that the encoder alone sees inverted in training", 0.0, 0.5, recipe=True),
+    ] = 0.0
     architecture: Annotated[
         str,
         Setting(
@@ -247,7 +336,7 @@ class Config(BaseModel):
             return _one_of(name, value, setting.choices)
         if isinstance(value, str) and kind is Path:  # TOML has neither paths nor tuples
             value = Path(value)
-        if isinstance(value, list) and kind is tuple:
+        if isinstance(value, list) and kind in (tuple, list):
             value = tuple(value)
         try:
             value = handler(value)
@@ -270,6 +359,13 @@ class Config(BaseModel):
     def _folder(cls, value: Path | None) -> Path | None:
         return None if value is None else _absolute("data_dir", value)
 
+    @field_validator("averages")
+    @classmethod
+    def _different(cls, value: tuple[float, ...] | None) -> tuple[float, ...] | None:
+        if value is not None and (not value or len(set(value)) < len(value)):
+            raise ConfigError(f"Expected averages to be different numbers, at least one; got {_short(value)}")
+        return value
+
     @model_validator(mode="after")
     def _fits(self) -> Config:
         for name, flows in FLOW_SETTINGS.items():
@@ -287,6 +383,12 @@ class Config(BaseModel):
         bounds = self.variance_bounds
         if bounds is not None and not 0 < bounds[0] < bounds[1] < math.inf:
             raise ValueError(f"Expected variance_bounds to be positive and increasing; got {bounds}")
+        if self.weight_decay and self.optimizer != "adamw":
+            raise ValueError(
+                f"Expected weight_decay with the adamw optimizer alone; got {self.weight_decay:g} with {self.optimizer}"
+            )
+        if self.refine_rate is not None and not self.refine_epochs:
+            raise ValueError(f"Expected no refine_rate without refine_epochs; got {self.refine_rate:g}")
         if self.alpha is None and self.objective == "renyi":
             raise ValueError("Expected a value of alpha for the renyi objective; got none")
         if self.alpha is not None and self.objective not in ("renyi", "dreg"):
@@ -309,6 +411,11 @@ class Config(BaseModel):
         }
         return {argument: value for argument, value in values.items() if value is not None}
 
+    @property
+    def epochs_at_most(self) -> int:
+        """Of training and refinement together."""
+        return self.epochs + self.refine_epochs
+
     def to_toml(self) -> str:
         return tomli_w.dumps(self.model_dump(mode="json", exclude_none=True))
 
@@ -317,15 +424,18 @@ SETTINGS: dict[str, Setting] = {
     name: next(item for item in field.metadata if isinstance(item, Setting))
     for name, field in Config.model_fields.items()
 }
+RECIPE = frozenset(name for name, setting in SETTINGS.items() if setting.recipe)
 FLOW_SETTINGS = {name: setting.flows for name, setting in SETTINGS.items() if setting.of_some_flows}
 FLOW_SIZES = tuple(name for name in FLOW_SETTINGS if not SETTINGS[name].choices)
 
 
 def kind_of(name: str) -> type:
-    """The setting's type without ``None``: of a pair of numbers tuple, of one of several words str."""
+    """The setting's type without ``None``: of a pair of numbers tuple, of any number of them list, of words str."""
     annotation = Config.model_fields[name].annotation
     kind = next((part for part in get_args(annotation) if part is not type(None)), annotation)
-    return kind if isinstance(kind, type) else str if SETTINGS[name].choices else tuple
+    if isinstance(kind, type):
+        return kind
+    return str if SETTINGS[name].choices else list if Ellipsis in get_args(kind) else tuple
 
 
 _KINDS = {
@@ -335,6 +445,7 @@ _KINDS = {
     str: "a text",
     Path: "a path",
     tuple: "two numbers",
+    list: "numbers",
 }
 
 
@@ -347,8 +458,8 @@ def from_text(name: str, *words: str) -> Any:
     """The value of a setting from the words of a flag."""
     kind = kind_of(name)
     try:
-        if kind is tuple:
-            return tuple(map(float, words))
+        if kind in (tuple, list):
+            return tuple(float(part) for word in words for part in word.split(","))
         (word,) = words
         return whole(word) if kind is int else kind(word)
     except ValueError:

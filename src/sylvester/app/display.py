@@ -99,7 +99,7 @@ class SweepBar:
         for name in self.tasks.keys() - {cell.path.name for cell in status.running}:
             self.bar.remove_task(self.tasks.pop(name))
         for cell in status.running:
-            name, epochs = cell.path.name, cell.config.epochs
+            name, epochs = cell.path.name, cell.config.epochs_at_most
             done, valid = _progress(cell.path)
             parts += done / epochs
             figures = f"epoch {done}/{epochs}{valid}"
@@ -116,8 +116,10 @@ def _progress(run: Path) -> tuple[int, str]:
     """The epochs so far and the last validation −ELBO, of a run that another process writes."""
     try:
         lines = (run / "metrics.jsonl").read_bytes().splitlines()
-        return len(lines), f", valid. −ELBO {json.loads(lines[-1])['valid_neg_elbo']:.2f}"
-    except (OSError, ValueError, LookupError):  # none yet, or in the midst of a line
+        bounds = (json.loads(line).get("valid_neg_elbo") for line in reversed(lines))
+        bound = next((bound for bound in bounds if bound is not None), None)
+        return len(lines), "" if bound is None else f", valid. −ELBO {bound:.2f}"
+    except (OSError, ValueError):  # none yet, or in the midst of a line
         return 0, ""
 
 
@@ -161,8 +163,17 @@ def parameters(config: Config, dataset: str, counts: Mapping[str, int]) -> str:
 def achieved(result: Mapping[str, Any]) -> str:
     return (
         f"{result['flow']['name']} on {result['dataset']['name']}: {scores(result)}, "
-        f"best of {result['epochs']} epochs at {result['best_epoch']}, {result['timing']['seconds']:.0f} s"
+        f"best of {result['epochs']} epochs at {result['best_epoch']}{_averaged(result)}, "
+        f"{result['timing']['seconds']:.0f} s"
     )
+
+
+def _averaged(result: Mapping[str, Any]) -> str:
+    """Which average of the weights was best, where some were tracked."""
+    average = result.get("average")
+    if average is None:
+        return ""
+    return f" (weights averaged with decay {average:g})" if average else " (weights not averaged)"
 
 
 def scores(figures: Mapping[str, Any]) -> str:

@@ -42,7 +42,8 @@ def rehearse(config: Config, shape: Sequence[int], likelihood: Likelihood) -> di
             raise
         raise ConfigError(f"Expected a model that fits into memory; got {wanted}") from None
     size = 8 if config.precision == "64-true" else 4
-    needed = config.devices * COPIES * size * counts["total"]
+    copies = COPIES + len(config.averages or ())
+    needed = config.devices * copies * size * counts["total"]
     if needed > free and not torch.cuda.is_available():
         raise ConfigError(
             f"Expected a model that can be trained with the {memory.readable(free)} of memory that are free; "

@@ -20,10 +20,11 @@ from safetensors.torch import load as load_tensors
 import sylvester
 from sylvester.app import figures, models
 from sylvester.app.checksums import about_tensors, fingerprint, sealed, sealed_tensors
-from sylvester.app.config import FLOW_SETTINGS, Config
+from sylvester.app.config import FLOW_SETTINGS, RECIPE, Config
 from sylvester.app.partials import Partial
 from sylvester.app.runs import Run, RunError, RunFailure, replacing, write_json
-from sylvester.app.training import History, best_epoch, validate
+from sylvester.app.selection import History, best_epoch
+from sylvester.app.training import validate
 from sylvester.evaluation import Estimate, log_likelihood
 
 if TYPE_CHECKING:
@@ -110,7 +111,8 @@ def _estimate(
     ``model`` is the checksum of the run's best model.
     """
     name = _name(samples, seed)
-    settings = run.config.model_dump(mode="json", exclude={"data_dir"})
+    # The model's checksum stands for the recipe, so that one of new settings leaves older evaluations as they are.
+    settings = run.config.model_dump(mode="json", exclude={"data_dir", *RECIPE})
     key = fingerprint(settings, model, data.sha256, samples, seed)
     file = run.path / f"{name}.safetensors"
     if not file.is_file() or _read(run, file)[0]["key"] != key:  # training may since have found a better model
@@ -189,6 +191,7 @@ def conclude(
     figures.write(figures.reconstructions(vae, shown[:40], seed=config.seed), run.path / "reconstructions.png")
 
     best = best_epoch(history)
+    chosen = history[best - 1]
     train_seconds = sum(line["seconds"] for line in history)
     found = {
         "dataset": {
@@ -204,7 +207,8 @@ def conclude(
         "seed": config.seed,
         "epochs": len(history),
         "best_epoch": best,
-        "valid_neg_elbo": history[best - 1]["valid_neg_elbo"],
+        "valid_neg_elbo": chosen["valid_neg_elbo"],
+        **{key: value for key, value in chosen.items() if key in ("valid_smoothed", "average", "refine")},
         "parameters": models.parameter_counts(vae),
         **tested,
         "versions": {

@@ -1,7 +1,11 @@
-"""The training loop: annealed bound, early stopping on validation −ELBO, a checkpoint an epoch.
+"""The training loop: annealed bound, validation with a checkpoint, early stopping; then, if wanted, refinement.
 
-Everything random (order, binarization, noise of the posterior) is a function of (seed, epoch, step), for the
-global batch, so that a resumed run and a run on several devices see what one uninterrupted process would.
+Everything random (order, binarization, noise of the posterior, what the encoder is not shown) is a function of (seed,
+epoch, step), for the global batch, so that a resumed run and a run on several devices see what one uninterrupted
+process would.
+
+Refinement (Zhang et al., 2022, "Generalization gap in amortized inference") trains the inference network, encoder and
+flow, on images that the finished model draws: it can see any number of them, and cannot learn any by heart.
 """
 
 from __future__ import annotations
@@ -10,7 +14,7 @@ import logging
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -23,21 +27,24 @@ from torch import Tensor
 
 from sylvester.allocator import keep_freed_memory
 from sylvester.app import models, processes
+from sylvester.app.averages import OWN
 from sylvester.app.config import Config
+from sylvester.app.optimizers import set_learning_rate
 from sylvester.app.processes import Send
-from sylvester.app.runs import Run, RunError, RunFailure, best_weights
+from sylvester.app.runs import Run, RunFailure
+from sylvester.app.schedules import Stage, kl_weight, learning_rate
+from sylvester.app.selection import History, choose, is_validated, next_stage
+from sylvester.app.state import State
 from sylvester.diagnostics import warn_if_inexact
-from sylvester.objectives import dreg, elbo, iwae, linear_beta, renyi
-from sylvester.optim import Adamax
+from sylvester.objectives import dreg, elbo, iwae, renyi
 from sylvester.random import stream
+from sylvester.vae import VAE
 
 if TYPE_CHECKING:
     from sylvester.app.data import Dataset
 
 # Its banner about processes would break into the progress bar.
 logging.getLogger("lightning_fabric").setLevel(logging.WARNING)
-
-History = list[dict[str, float]]
 
 
 @dataclass(frozen=True)
@@ -49,7 +56,7 @@ class Progress:
     batch: int
     batches: int
     figures: Mapping[str, float]
-    valid: Mapping[str, float] | None = None  # at the end of the epoch
+    valid: Mapping[str, float] | None = None  # at the end of an epoch with a validation
 
 
 Report = Callable[[Progress], None]
@@ -72,6 +79,8 @@ class Shard:
     noise: Tensor  # (samples, b, D)
     weight: Tensor  # (b,), zero for the image that stands in for an empty part
     total: int
+    seen: Tensor | None = None  # (b, C, H, W), by the encoder, where that is not x
+    context_mask: Tensor | None = None  # (b, context)
 
 
 def draw(
@@ -81,19 +90,32 @@ def draw(
     *,
     binarize: bool,
     samples: int = 1,
+    flip: float = 0.0,
+    dropout: float = 0.0,
     rank: int = 0,
     world: int = 1,
 ) -> Shard:
-    """Part ``rank`` of ``world`` of a global batch, and its share of the randomness of ``key``."""
+    """Part ``rank`` of ``world`` of a global batch, and its share of the randomness of ``key``.
+
+    ``flip`` is the share of pixels that the encoder sees inverted, ``dropout`` that of its outputs which are lost; the
+    others are scaled so that their mean stays.
+    """
     total = len(images)
     noise = torch.randn(samples, total, latent, generator=stream(*key, "noise"))
     if binarize:
         images = (torch.rand(images.shape, generator=stream(*key, "binarize")) < images).to(images.dtype)
+    seen = context_mask = None
+    if flip:
+        seen = images.where(torch.rand(images.shape, generator=stream(*key, "flip")) >= flip, 1 - images)
+    if dropout:
+        kept = torch.rand(total, models.CONTEXT, generator=stream(*key, "dropout")) >= dropout
+        context_mask = kept / (1 - dropout)
     rows = torch.arange(total).tensor_split(world)[rank]
     weight = torch.ones(len(rows))
     if len(rows) == 0:  # every process must take part in the step's communication
         rows, weight = torch.zeros(1, dtype=torch.long), torch.zeros(1)
-    return Shard(images[rows], noise[:, rows], weight, total)
+    seen, context_mask = (None if each is None else each[rows] for each in (seen, context_mask))
+    return Shard(images[rows], noise[:, rows], weight, total, seen, context_mask)
 
 
 def training_bound(config: Config) -> tuple[Bound, bool]:
@@ -119,8 +141,11 @@ def shard_loss(
     """
     dtype = next(model.parameters()).dtype
     x, noise, weight = (t.to(fabric.device, dtype) for t in (shard.x, shard.noise, shard.weight))
+    seen, context_mask = (None if t is None else t.to(fabric.device, dtype) for t in (shard.seen, shard.context_mask))
     with fabric.autocast():
-        terms = model.log_terms(x, len(noise), noise=noise, path_gradient=path_gradient)
+        terms = model.log_terms(
+            x, len(noise), noise=noise, path_gradient=path_gradient, seen=seen, context_mask=context_mask
+        )
     kl = (terms.log_q - terms.log_pz).mean(0)
     reconstruction = -terms.log_px_z.mean(0)
     loss = -bound(terms, beta=beta)
@@ -128,10 +153,6 @@ def shard_loss(
     sums = fabric.all_reduce(local.detach().double(), reduce_op="sum")
     assert isinstance(sums, Tensor)
     return local[0] * (fabric.world_size / shard.total), sums.cpu()
-
-
-def make_optimizer(vae: torch.nn.Module, config: Config) -> torch.optim.Optimizer:
-    return Adamax(vae.parameters(), lr=config.learning_rate, eps=1e-7)
 
 
 def make_fabric(config: Config) -> Fabric:
@@ -192,129 +213,119 @@ def fit(run: Run, data: Dataset, fabric: Fabric, report: Report) -> History:
     with torch.random.fork_rng(devices=cuda):
         torch.manual_seed(config.seed)  # equal initial weights on every process
         vae = models.build(config, data.train.shape[1:], data.likelihood)
-        model, optimizer = fabric.setup(vae, make_optimizer(vae, config))
-        model.mark_forward_method("log_terms")
+        state = State.start(fabric, config, vae)
         if config.compile:
             vae.log_terms = torch.compile(vae.log_terms)  # type: ignore[method-assign]
-
-        history: History = []
-        warned = False  # that samples are not exact
-        best: dict[str, Any] = {}  # the weights of the best epoch, and what there is to say about them
         if (checkpoint := run.load_checkpoint()) is not None:
-            if checkpoint["data"] != data.sha256:
-                raise RunFailure(f"Expected the data that {run.path} was started with; got other files by that name")
-            try:
-                model.load_state_dict(checkpoint["model"])
-            except RuntimeError:
-                raise RunFailure(
-                    f"Expected a checkpoint of the model that {run.path / 'config.toml'} describes; got one of other "
-                    "sizes: restore the settings that the run was started with"
-                ) from None
-            optimizer.load_state_dict(checkpoint["optimizer"])
-            fabric.strategy.precision.load_state_dict(checkpoint["precision"])
-            torch.set_rng_state(checkpoint["rng"])
-            history = checkpoint["history"]
-            best = _best_of(run, checkpoint)
+            state.restore(checkpoint, run, data)
+        history = state.history
         if first:
-            # The checkpoint is the truth: a kill before the next one leaves these behind it.
-            run.write_metrics(history)
-            if best and best["about"] != _about_model(run):
-                run.save_model(best["weights"], best["about"])
+            state.agree(run)
 
+        warned = False  # that samples are not exact
         with tensorboard(run, len(history)) if first else nullcontext(ignore_line) as log:
-            while not finished(history, config):
+            while (stage := next_stage(history, config)) is not None:
                 started = time.perf_counter()
-                epoch = len(history) + 1
-                beta = linear_beta(epoch, config.warmup)
-                trained = train_epoch(fabric, model, optimizer, data, config, epoch, beta, report if first else ignore)
-                valid = validate(fabric, model, data.valid, config)
-                if first and not warned:
-                    with torch.no_grad():
-                        warned = warn_if_inexact(vae.flow, vae.posterior(data.valid[:8].to(vae.origin)))
-                if not math.isfinite(valid["neg_elbo"]):
-                    raise RunFailure(f"The loss on the validation images is not finite after epoch {epoch}")
-                line = {"epoch": epoch, "beta": beta}
-                line |= {f"train_{key}": value for key, value in trained.items()}
-                line |= {f"valid_{key}": value for key, value in valid.items()}
+                if stage.refining and stage.epoch == 1:
+                    state.begin_refinement()
+                trained = train_epoch(state, stage, data, report if first else ignore)
+                line = describe(stage, config, len(history) + 1, trained)
+                valid = None
+                if is_validated(stage, config):
+                    found = validate_each(state, data.valid)
+                    if first and not warned:
+                        with torch.no_grad():
+                            warned = warn_if_inexact(vae.flow, vae.posterior(data.valid[:8].to(vae.origin)))
+                    if not all(math.isfinite(figures["neg_elbo"]) for figures in found.values()):
+                        raise RunFailure(f"The loss on the validation images is not finite after epoch {line['epoch']}")
+                    line |= choose(history, found, config.smooth)
+                    valid = found[line.get("average", OWN)]
                 history.append(line | {"seconds": time.perf_counter() - started})
+                if valid is not None:
+                    state.keep_best(data)
                 if first:
-                    better = best_epoch(history) == epoch
-                    if better:
-                        about = {
-                            "shape": list(data.image_shape),
-                            "likelihood": data.likelihood,
-                            "epoch": epoch,
-                            "valid_neg_elbo": valid["neg_elbo"],
-                            "data": data.sha256,
-                        }
-                        best = {"about": about, "weights": _copy(vae)}
-                    run.save_checkpoint(
-                        {
-                            "model": model.state_dict(),
-                            "best": best | ({"weights": None} if better else {}),  # None: the model itself
-                            "optimizer": optimizer.state_dict(),
-                            "precision": fabric.strategy.precision.state_dict(),
-                            "rng": torch.get_rng_state(),
-                            "history": history,
-                            "data": data.sha256,
-                        }
-                    )
-                    if better:
-                        run.save_model(best["weights"], best["about"])
+                    if valid is not None:
+                        run.save_checkpoint(state.checkpoint(data))
+                        if state.is_best:
+                            run.save_model(state.best["weights"], state.best["about"])
                     run.append_metrics(history[-1])
                     log(history[-1])
-                    report(Progress(epoch, config.epochs, 1, 1, trained, valid))
+                    report(Progress(len(history), config.epochs_at_most, 1, 1, trained, valid))
         return history
 
 
-def _copy(vae: torch.nn.Module) -> dict[str, Tensor]:
-    return {name: value.detach().to("cpu", copy=True) for name, value in vae.state_dict().items()}
+def describe(stage: Stage, config: Config, epoch: int, trained: Mapping[str, float]) -> dict[str, float]:
+    """An epoch's line of the metrics, as far as training goes."""
+    line = {"epoch": epoch} | ({"refine": stage.epoch} if stage.refining else {})
+    beta = kl_weight(config, stage, 1, 1)  # at the end of the epoch
+    return line | {"beta": beta} | {f"train_{key}": value for key, value in trained.items()}
 
 
-def _best_of(run: Run, checkpoint: Mapping[str, Any]) -> dict[str, Any]:
-    if "best" not in checkpoint:  # format 0 has the best model in its own file alone
-        about = run.about_model()
-        del about["checksum"]
-        return {"about": about, "weights": run.weights()}
-    return {"about": checkpoint["best"]["about"], "weights": best_weights(checkpoint)}
-
-
-def _about_model(run: Run) -> dict[str, Any] | None:
-    """What the model's file says of itself, without its checksum; None where there is no whole one."""
-    try:
-        about = run.about_model()
-    except RunError:
-        return None
-    return {key: value for key, value in about.items() if key != "checksum"}
-
-
-def train_epoch(
-    fabric: Fabric,
-    model: Any,
-    optimizer: Any,
-    data: Dataset,
-    config: Config,
-    epoch: int,
-    beta: float,
-    report: Report,
-) -> dict[str, float]:
+def train_epoch(state: State, stage: Stage, data: Dataset, report: Report) -> dict[str, float]:
+    fabric, config, optimizer = state.fabric, state.config, state.optimizer
+    epoch = len(state.history) + 1
     order = torch.randperm(len(data.train), generator=stream(config.seed, "order", epoch))
     batches = order.split(config.batch_size)
-    part = {"rank": fabric.global_rank, "world": fabric.world_size}
     sums, seen = torch.zeros(4, dtype=torch.float64), 0
+    norms: list[Tensor] = []  # of the gradients, before they are clipped
     bound, path_gradient = training_bound(config)
     for step, rows in enumerate(batches, start=1):
-        key = (config.seed, "train", epoch, step)
-        shard = draw(data.train[rows], key, config.latent, binarize=data.dynamic, samples=config.samples, **part)
-        loss, batch_sums = shard_loss(fabric, model, shard, beta, bound=bound, path_gradient=path_gradient)
+        shard = training_shard(state, stage, data, rows, (config.seed, "train", epoch, step))
+        beta = kl_weight(config, stage, step, len(batches))
+        loss, batch_sums = shard_loss(fabric, state.model, shard, beta, bound=bound, path_gradient=path_gradient)
         if not batch_sums.isfinite().all():
             raise RunFailure(f"The loss is not finite in epoch {epoch}, batch {step} of {len(batches)}")
-        optimizer.zero_grad()
+        state.vae.zero_grad()
         fabric.backward(loss)
+        if config.clip is not None:
+            norm = fabric.clip_gradients(state.model, optimizer, max_norm=config.clip, error_if_nonfinite=False)
+            norms += [] if norm is None else [norm]
+        set_learning_rate(optimizer, learning_rate(config, stage, step, len(batches)))
         optimizer.step()
+        state.averages.update()
         sums, seen = sums + batch_sums, seen + shard.total
-        report(Progress(epoch, config.epochs, step, len(batches), averages(sums, seen)))
-    return averages(sums, seen)
+        report(Progress(epoch, config.epochs_at_most, step, len(batches), per_image(sums, seen)))
+    trained = per_image(sums, seen)
+    return trained | ({"gradient_norm": torch.stack(norms).mean().item()} if norms else {})
+
+
+def training_shard(state: State, stage: Stage, data: Dataset, rows: Tensor, key: tuple[int | str, ...]) -> Shard:
+    """This process's part of a step's batch: of training images, or of as many that the model has drawn.
+
+    Those cannot be overfitted, and the encoder sees them as they are.
+    """
+    config, fabric = state.config, state.fabric
+    part = {"rank": fabric.global_rank, "world": fabric.world_size}
+    if stage.refining:
+        images = own_images(state.vae, len(rows), key)
+        return draw(images, key, config.latent, binarize=False, samples=config.samples, **part)
+    return draw(
+        data.train[rows],
+        key,
+        config.latent,
+        binarize=data.dynamic,
+        samples=config.samples,
+        flip=config.flip,
+        dropout=config.dropout,
+        **part,
+    )
+
+
+def own_images(vae: VAE, count: int, key: tuple[int | str, ...]) -> Tensor:
+    """Images that the model draws, a function of its weights and the ``key``."""
+    device = vae.origin.device
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(stream(*key, "images").initial_seed())
+        return vae.sample(count).cpu()
+
+
+def validate_each(state: State, images: Tensor) -> dict[float, dict[str, float]]:
+    """What the weights and each of their averages come to, by decay."""
+    found = {}
+    for candidate in state.averages.candidates:
+        with state.averages.applied(candidate):
+            found[candidate] = validate(state.fabric, state.model, images, state.config)
+    return found
 
 
 @torch.no_grad()
@@ -327,27 +338,13 @@ def validate(fabric: Fabric, model: Any, images: Tensor, config: Config) -> dict
         shard = draw(x, key, config.latent, binarize=False, rank=fabric.global_rank, world=fabric.world_size)
         sums += shard_loss(fabric, model, shard, 1.0)[1]
     model.train()
-    figures = averages(sums, len(images))
+    figures = per_image(sums, len(images))
     del figures["loss"]  # at β = 1 it is −ELBO
     return figures
 
 
-def averages(sums: Tensor, count: int) -> dict[str, float]:
+def per_image(sums: Tensor, count: int) -> dict[str, float]:
     return dict(zip(("loss", "neg_elbo", "reconstruction", "kl"), (sums / count).tolist(), strict=True))
-
-
-def best_epoch(history: Sequence[Mapping[str, float]]) -> int:
-    """The epoch, from 1, of the lowest validation −ELBO; the earliest of equals."""
-    return 1 + min(range(len(history)), key=lambda i: history[i]["valid_neg_elbo"])
-
-
-def finished(history: Sequence[Mapping[str, float]], config: Config) -> bool:
-    """All epochs done, or ``patience`` epochs, counted from the warmup's end on, without a better one."""
-    epoch = len(history)
-    if epoch == 0 or epoch >= config.epochs:
-        return epoch >= config.epochs
-    stale = epoch - max(best_epoch(history), config.warmup - 1)
-    return 0 < config.patience <= stale
 
 
 def ignore_line(line: Mapping[str, float]) -> None:

@@ -81,8 +81,13 @@ class VAE(nn.Module):
         """z = 0, (D,): where the flow is and in what precision, as the mean of the default prior."""
         return next(self.flow.parameters()).new_zeros(self.flow.features)
 
-    def posterior(self, x: Tensor) -> FlowDistribution | MixtureDistribution:
-        """q(z|x), with the flow's parameters made once for any number of samples."""
+    def posterior(
+        self, x: Tensor, *, context_mask: Tensor | None = None
+    ) -> FlowDistribution | MixtureDistribution:
+        """q(z|x), with the flow's parameters made once for any number of samples.
+
+        ``context_mask`` (B, E) multiplies the encoder's output: dropout, with the caller's randomness.
+        """
         check_data(x)
         context = self.encoder(x)
         if not isinstance(context, Tensor) or context.shape[:-1] != x.shape[:1]:
@@ -90,6 +95,13 @@ class VAE(nn.Module):
                 f"Expected x with a batch axis, (B, …), and encoder(x) as a tensor (B, {self.flow.context}); "
                 f"got x of shape {tuple(x.shape)} and encoder(x) {_describe(context)}"
             )
+        if context_mask is not None:
+            if context_mask.shape != context.shape:
+                raise ValueError(
+                    f"Expected context_mask of shape {tuple(context.shape)}, as encoder(x) has; "
+                    f"got {tuple(context_mask.shape)}"
+                )
+            context = context * context_mask
         with _full_precision(context):
             return self.flow(context.to(self.origin.dtype))
 
@@ -109,6 +121,8 @@ class VAE(nn.Module):
         noise: Tensor | None = None,
         posterior: FlowDistribution | MixtureDistribution | None = None,
         path_gradient: bool = False,
+        seen: Tensor | None = None,
+        context_mask: Tensor | None = None,
     ) -> LogTerms:
         """Draw z ~ q(z|x) for each x and evaluate all log-densities there.
 
@@ -119,9 +133,16 @@ class VAE(nn.Module):
 
         Where the posterior is a mixture, ``samples`` are drawn from each of its K components: S is K times as many,
         and the terms have the share of each draw, which objectives heed.
+
+        The inference network can be trained on less than it will be given: ``seen`` is what the encoder is shown
+        instead of x (a corrupted x), and ``context_mask`` multiplies its output. Both leave a bound on log p(x), that
+        of another posterior.
         """
         check_data(x)
-        posterior = self.posterior(x) if posterior is None else posterior
+        if posterior is not None and not (seen is None and context_mask is None):
+            raise ValueError("Expected a posterior, or what it is to be made of (seen, context_mask); got both")
+        if posterior is None:
+            posterior = self.posterior(x if seen is None else seen, context_mask=context_mask)
         count = len(posterior.components) if isinstance(posterior, MixtureDistribution) else 1
         shape = (samples * count, *x.shape[:1], self.flow.features)
         if noise is not None and noise.shape != shape:

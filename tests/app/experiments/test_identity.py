@@ -12,7 +12,16 @@ DATA = {"halves.npz": "5e", "more.npz": "1a"}
 
 
 @pytest.mark.parametrize(
-    "settings", [{"seed": 1}, {"flow": "planar"}, {"latent": 3}, {"precision": "64-true"}, {"test": "never"}]
+    "settings",
+    [
+        {"seed": 1},
+        {"flow": "planar"},
+        {"latent": 3},
+        {"precision": "64-true"},
+        {"test": "never"},
+        {"averages": (0.99,)},
+        {"refine_epochs": 1},
+    ],
 )
 def test_settings_and_data_make_a_run(archive: Path, settings: dict[str, object]) -> None:
     assert identity(tiny(archive, **settings), DATA) != identity(tiny(archive), DATA)

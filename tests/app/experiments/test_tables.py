@@ -3,6 +3,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import statistics
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from sylvester.app.experiments.comparison import Comparison, Entry, Group, compa
 from sylvester.app.experiments.paper import TABLE1
 from sylvester.app.runs import Run
 from tests.app.commands import sylvester
-from tests.app.experiments.conftest import tiny
+from tests.app.experiments.conftest import finish, tiny
 
 
 def test_json_is_the_result_files(study: Path) -> None:
@@ -41,6 +42,26 @@ def test_every_format_has_the_same_figures(study: Path) -> None:
     assert float(rows[1]["neg_elbo"]) == mean.mean
     assert float(rows[1]["nll_difference"]) == found.groups[1].against["nll"].mean
     assert rows[0]["nll_difference"] == ""
+
+
+def test_runs_without_a_test_are_compared_by_validation(archive: Path, study: Path, tmp_path: Path) -> None:
+    assert "validation −ELBO" not in tables.comparison_table(compare([study])).header
+    settings = {"flow": "planar", "test": "never"}
+    search = {f"{seed}-{name}": {"seed": seed, **more} for seed in (0, 1) for name, more in RECIPES.items()}
+    runs = {name: finish(tmp_path / name, tiny(archive, **settings, **more)) for name, more in search.items()}
+    table = tables.comparison_table(compare([tmp_path / name for name in runs]))
+    assert table.header == ("dataset", "flow", "averages", "optimizer", "runs", "validation −ELBO", "−ELBO", "NLL")
+    (one, other), found = table.rows, compare([tmp_path / name for name in runs])
+    assert {one[2:4], other[2:4]} == {("", "adamax"), ("0.5:0.9", "adam")}
+    for row, group in zip(table.rows, found.groups, strict=True):
+        bounds = [(entry.result or {})["valid_neg_elbo"] for entry in group.entries]
+        assert row[5:] == (f"{statistics.fmean(bounds):.2f} ± {statistics.stdev(bounds):.2f}", "", "")
+    rows = list(csv.DictReader(io.StringIO(tables.comparison_csv(found))))
+    groups = tables.comparison_json(found)["groups"]
+    assert [float(row["valid_neg_elbo"]) for row in rows] == [group["valid_neg_elbo"]["mean"] for group in groups]
+
+
+RECIPES: dict[str, dict[str, object]] = {"plain": {}, "adam": {"optimizer": "adam", "averages": (0.5, 0.9)}}
 
 
 def test_names_are_escaped() -> None:

@@ -64,6 +64,11 @@ class Entry:
     def dataset(self) -> str:
         return Path(self.config.dataset).stem
 
+    @property
+    def untested(self) -> bool:
+        """Finished, without a look at the test images."""
+        return self.result is not None and self.result["neg_elbo"] is None
+
     def figures(self) -> Mapping[str, Any]:
         """The final figures in the customary unit: those of a finished run, in bits per dimension for categorical."""
         assert self.result is not None, "unfinished runs have no figures"

@@ -11,7 +11,8 @@ import torch
 
 from sylvester.app import models
 from sylvester.app.config import Config
-from sylvester.app.training import draw, make_fabric, make_optimizer, shard_loss
+from sylvester.app.optimizers import make_optimizer
+from sylvester.app.training import draw, make_fabric, shard_loss
 from sylvester.evaluation import log_likelihood
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ class Speed:
 
     def left(self, config: Config, done: int) -> float:
         """At most: early stopping may end a run long before."""
-        return max(0, config.epochs - done) * self.epoch + self.evaluation
+        return max(0, config.epochs_at_most - done) * self.epoch + self.evaluation
 
 
 def calibrate(config: Config, data: Dataset) -> Speed:
@@ -68,7 +69,8 @@ def calibrate(config: Config, data: Dataset) -> Speed:
             evaluation = scale * _seconds(score, fabric.device, steps=1)
         elif config.test == "end":
             evaluation = looking * -(-len(data.test) // config.batch_size)
-    return Speed(batches * training + validations * looking, evaluation)
+    candidates = 1 + len(config.averages or ())
+    return Speed(batches * training + validations * looking * candidates / config.validate_every, evaluation)
 
 
 def _seconds(what: Callable[[], None], device: torch.device, steps: int = _STEPS) -> float:

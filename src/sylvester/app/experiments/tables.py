@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from sylvester.app.config import kind_of
 from sylvester.app.experiments import paper
 from sylvester.app.experiments.comparison import METRICS, Comparison, Difference, Entry, Group, Summary
 from sylvester.app.experiments.paper import Published, Row
@@ -31,14 +32,18 @@ class Table:
 def comparison_table(found: Comparison) -> Table:
     """A row for each group: what was run, how much of it is finished, mean ± standard deviation, differences."""
     varying = found.varying()
-    header = ["dataset", "flow", *varying, "runs", *NAMES.values()]
+    untested = _any_untested(found)
+    validation = ["validation −ELBO"] if untested else []
+    header = ["dataset", "flow", *varying, "runs", *validation, *NAMES.values()]
     if found.baseline is not None:
         header += [f"{name} less {found.baseline}'s" for name in NAMES.values()]
     rows = []
     for group in found.groups:
-        sizes = [_setting(getattr(group.config, name)) for name in varying]
+        sizes = [_setting(group, name) for name in varying]
         bits = " bits/dim" if group.unit != "nats" else ""
         row = [group.dataset, group.flow, *sizes, _runs(group)]
+        if untested:
+            row.append(_summary(group.summary("valid_neg_elbo")))
         row += [_summary(group.summary(metric)) + (bits if group.summary(metric) else "") for metric in METRICS]
         if found.baseline is not None:
             row += [_difference(group.against.get(metric)) for metric in METRICS]
@@ -46,12 +51,18 @@ def comparison_table(found: Comparison) -> Table:
     return Table(tuple(header), tuple(rows), tuple(_notes(found)))
 
 
+def _any_untested(found: Comparison) -> bool:
+    return any(entry.untested for group in found.groups for entry in group.finished)
+
+
 def _notes(found: Comparison) -> Iterator[str]:
     yield "Test figures in nats per image, mean ± standard deviation over seeds."
+    if _any_untested(found):
+        yield "Validation −ELBO in nats per image, at the epochs that were chosen by it."
     if found.baseline is not None and any(group.against for group in found.groups):
         yield "Differences are paired by seed and test image: mean ± error over images ± error over seeds."
     for entry in (entry for group in found.groups for entry in group.unfinished):
-        yield f"{entry.path} is unfinished: {entry.epochs} of at most {entry.config.epochs} epochs."
+        yield f"{entry.path} is unfinished: {entry.epochs} of at most {entry.config.epochs_at_most} epochs."
     for entry in found.repeated:
         yield f"{entry.path} is left out: it repeats another run."
     for entry in found.damaged:
@@ -95,9 +106,10 @@ def _runs(group: Group) -> str:
     return str(done) if done == total else f"{done} of {total}"
 
 
-def _setting(value: Any) -> str:
+def _setting(group: Group, name: str) -> str:
+    value = getattr(group.config, name)
     if isinstance(value, tuple):
-        return " to ".join(f"{part:g}" for part in value)
+        return (":" if kind_of(name) is list else " to ").join(f"{part:g}" for part in value)
     return "" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
 
 
@@ -143,6 +155,7 @@ def comparison_json(found: Comparison) -> dict[str, Any]:
                 "flow": group.flow,
                 "settings": group.settings,
                 "unit": group.unit,
+                "valid_neg_elbo": _or_none(group.summary("valid_neg_elbo")),  # in nats
                 **{metric: _or_none(group.summary(metric)) for metric in METRICS},
                 "against": {metric: asdict(difference) for metric, difference in group.against.items()},
                 "runs": [_entry(entry) for entry in group.entries],
@@ -168,8 +181,10 @@ def comparison_csv(found: Comparison) -> str:
     varying, lines = found.varying(), []
     for group in found.groups:
         line: dict[str, Any] = {"dataset": group.dataset, "flow": group.flow}
-        line |= {name: _setting(getattr(group.config, name)) for name in varying}
+        line |= {name: _setting(group, name) for name in varying}
         line |= {"finished": len(group.finished), "unfinished": len(group.unfinished), "unit": group.unit}
+        valid = group.summary("valid_neg_elbo")
+        line |= {"valid_neg_elbo": valid and valid.mean, "valid_neg_elbo_std": valid and valid.std}  # in nats
         for metric in METRICS:
             summary, against = group.summary(metric), group.against.get(metric)
             line |= {metric: summary and summary.mean, f"{metric}_std": summary and summary.std}

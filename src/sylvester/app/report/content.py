@@ -328,8 +328,9 @@ def _training(groups: Sequence[Group]) -> list[Block]:
             for entry in group.entries:
                 assert entry.run is not None
                 metrics = entry.run.metrics
-                if metrics:
-                    epochs, bounds = zip(*((line["epoch"], line["valid_neg_elbo"]) for line in metrics), strict=True)
+                validated = [(line["epoch"], line["valid_neg_elbo"]) for line in metrics if "valid_neg_elbo" in line]
+                if validated:
+                    epochs, bounds = zip(*validated, strict=True)
                     lines.append(Line(_label(group), group.flow, epochs, bounds))
         if not lines:
             continue
