@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 WORKERS ?= 2
 
-.PHONY: demo test test-slow lint types format bench clean
+.PHONY: demo test test-slow lint types format bench docs clean
 
 demo: $(VENV)/.app
 	$(BIN)/sylvester demo
@@ -31,6 +31,11 @@ format: $(VENV)/.dev
 bench: $(VENV)/.bench
 	$(BIN)/python -m benchmarks --out docs/benchmarks.json
 
+# Warnings are errors, and so are references to nothing.
+docs: $(VENV)/.docs
+	OMP_NUM_THREADS=1 $(BIN)/sphinx-build -W --keep-going -q docs docs/_build/html
+	@echo docs/_build/html/index.html
+
 $(VENV)/.app: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) torch
@@ -45,5 +50,9 @@ $(VENV)/.bench: $(VENV)/.app
 	$(PIP) --editable ".[bench]"
 	touch $@
 
+$(VENV)/.docs: $(VENV)/.app
+	$(PIP) --editable ".[docs]"
+	touch $@
+
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache dist build
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache dist build docs/_build docs/generated
