@@ -59,7 +59,7 @@ def module_page(name: str) -> str:
 
 
 def public(name: str) -> dict[str, str]:
-    """What a module's ``__all__`` names, but for modules, which have pages of their own; each a class, function or data.
+    """What a module's ``__all__`` names, each a class, function or data; modules have pages of their own.
 
     Adapters are read and not imported: their peers need not be installed.
     """
