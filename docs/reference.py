@@ -54,6 +54,8 @@ def module_page(name: str) -> str:
         if kind == "class":
             # What the package shows at its top has its entry in the index from its own module.
             lines.append("   :no-index:" if name == "sylvester" else "   :members:")
+            if fields := _tuple_fields(name, each):
+                lines.append(f"   :exclude-members: {', '.join(fields)}")
     body = "\n".join(lines)
     return f"# {name}\n\n```{{eval-rst}}\n{body}\n```\n"
 
@@ -73,6 +75,13 @@ def public(name: str) -> dict[str, str]:
     module = importlib.import_module(name)
     values = {each: getattr(module, each) for each in module.__all__}
     return {each: _kind(value) for each, value in values.items() if not inspect.ismodule(value)}
+
+
+def _tuple_fields(module: str, name: str) -> tuple[str, ...]:
+    """Of a named tuple, whose fields describe themselves as "Alias for field number 0"; its signature has them."""
+    if module.startswith("sylvester.contrib."):
+        return ()
+    return getattr(getattr(importlib.import_module(module), name), "_fields", ())
 
 
 def _assigns(node: ast.stmt, name: str) -> bool:
