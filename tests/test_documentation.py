@@ -17,7 +17,7 @@ import pytest
 from sylvester.app import cli
 from sylvester.app.config import resolve
 from sylvester.app.experiments import reproduction, sweep, tables
-from sylvester.flows import FAMILIES
+from sylvester.flows import FAMILIES, HouseholderSylvester, OrthogonalSylvester, TriangularSylvester
 from tests.app.commands import forked
 
 ROOT = Path(__file__).parents[1]
@@ -236,6 +236,22 @@ def test_every_public_module_has_a_page() -> None:
     names = {name.replace("sylvester.", "sylvester.contrib.", 1) for name in library}
     assert names <= set(reference.modules())
     assert {"sylvester", "sylvester.flows", "sylvester.app.runs"} <= set(reference.modules())
+
+
+def test_a_sylvester_step_has_as_many_numbers_as_the_page_says() -> None:
+    d, m, h = 6, 4, 3
+    sizes = {
+        "M² + 2M + DM": OrthogonalSylvester(d, context=2, rank=m),
+        "D² + 2D + HD": HouseholderSylvester(d, context=2, reflections=h),
+        "D² + 2D": TriangularSylvester(d, context=2),
+    }
+    text = (ROOT / "docs" / "mathematics.md").read_text()
+    for formula, flow in sizes.items():
+        row = next(line for line in text.splitlines() if f"| `{type(flow).__name__}` |" in line)
+        assert f"| {formula} |" in row
+        terms = formula.replace("²", "**2").replace("2M", "2*M").replace("2D", "2*D")
+        terms = terms.replace("DM", "D*M").replace("HD", "H*D")
+        assert flow.steps[0].hypernetwork.outputs == eval(terms, {"D": d, "M": m, "H": h})
 
 
 @pytest.mark.parametrize("page", ["docs/mathematics.md", "docs/which-flow.md"])
