@@ -91,7 +91,8 @@ def commands(page: str) -> Iterator[list[str]]:
     for _, source in blocks(page, "sh"):
         for line in source.replace("\\\n", " ").splitlines():
             for part in line.split("&&"):
-                words = shlex.split(part, comments=True)
+                # What may be left out or repeated, [RUN …], is no word of the command.
+                words = shlex.split(re.sub(r"\[[A-Z]+ ?…?\]", "", part), comments=True)
                 while words and re.match(r"[A-Z_]+=", words[0]):
                     words.pop(0)
                 if words:
@@ -109,8 +110,9 @@ def test_shell_blocks_name_real_commands_and_flags(page: str) -> None:
             case "pip":
                 check_extras(words)
             case "python":
-                script = words[0] if words[0] != "-m" else f"{words[1]}/__main__.py"
-                assert (ROOT / script).is_file(), words
+                module = ROOT / words[1].replace(".", "/") if words[0] == "-m" else None
+                scripts = [ROOT / words[0]] if module is None else [module / "__main__.py", module.with_suffix(".py")]
+                assert any(script.is_file() for script in scripts), words
             case _:
                 assert program in ("export", "git", "ray", "scp"), f"no test knows the program {program}"
 
