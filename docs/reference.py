@@ -33,15 +33,24 @@ def modules() -> list[str]:
 def write(folder: Path) -> None:
     """All pages; one that would not change is left alone, so that it is not read again."""
     folder.mkdir(exist_ok=True)
-    pages = {"command-line.md": command_line()}
+    pages = {"command-line.md": command_line(), "modules.txt": "".join(f"{about(name)}\n" for name in modules())}
     for name in modules():
         pages[f"{name}.md"] = module_page(name)
-    for stale in {path.name for path in folder.glob("*.md")} - set(pages):
+    for stale in {path.name for path in folder.iterdir()} - set(pages):
         (folder / stale).unlink()
     for name, text in pages.items():
         path = folder / name
         if not path.exists() or path.read_text() != text:
             path.write_text(text)
+
+
+def about(name: str) -> str:
+    """A line of the list of modules: the first sentence of its docstring."""
+    spec = importlib.util.find_spec(name)
+    assert spec is not None
+    docstring = ast.get_docstring(ast.parse(Path(str(spec.origin)).read_text())) or ""
+    sentence = re.split(r"(?<=\.)\s", docstring.replace("``", "`"), maxsplit=1)[0].rstrip(".:")
+    return f"- [{name}](generated/{name}.md): {' '.join(re.sub(r':[a-z]+:`~?', '`', sentence).split())}."
 
 
 def module_page(name: str) -> str:
@@ -97,6 +106,7 @@ def command_line() -> str:
     from sylvester.app.cli import app
 
     text = app.generate_docs(output_format="markdown")
+    text = re.sub(r"^(sylvester\b.*?) -m \w+", r"\1", text, flags=re.MULTILINE)  # how this process was started
     text = re.sub(r"## Table of Contents\n.*?(?=\*\*Commands\*\*)", "", text, flags=re.DOTALL)
     text = re.sub(r"^```console$", "```text", text, flags=re.MULTILINE)
     return re.sub(r"^# sylvester$", "# The command line", text, count=1, flags=re.MULTILINE)
