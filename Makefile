@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 WORKERS ?= 2
 
-.PHONY: demo test test-slow lint types format bench clean
+.PHONY: demo test test-slow lint types format bench docs wheel clean
 
 demo: $(VENV)/.app
 	$(BIN)/sylvester demo
@@ -31,6 +31,25 @@ format: $(VENV)/.dev
 bench: $(VENV)/.bench
 	$(BIN)/python -m benchmarks --out docs/benchmarks.json
 
+# Warnings are errors, and so are references to nothing.
+docs: $(VENV)/.docs
+	OMP_NUM_THREADS=1 $(BIN)/sphinx-build -W --keep-going -q docs docs/_build/html
+	@echo docs/_build/html/index.html
+
+# The wheel as others get it: tried in an environment and a folder that have never seen this checkout.
+wheel: $(VENV)/.app
+	rm -rf dist build/wheel && mkdir -p build/wheel/empty
+	$(BIN)/pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .
+	$(BIN)/python -m zipfile --list dist/*.whl > build/wheel/files
+	for file in py.typed digits.npz template.html; do grep -q $$file build/wheel/files || exit 1; done
+	! grep -E "tests/|benchmarks/|docs/" build/wheel/files
+	$(PYTHON) -m venv build/wheel/venv
+	build/wheel/venv/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt dist/*.whl
+	cd build/wheel/empty && ../venv/bin/python -c "import torch, sylvester; \
+	  print(sylvester.flows.TriangularSylvester(4)().rsample_and_log_prob((2,))[1])"
+	build/wheel/venv/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt numpy "$$(ls dist/*.whl)[app]"
+	cd build/wheel/empty && ../venv/bin/sylvester --version && ../venv/bin/sylvester train --epochs 1 --quiet
+
 $(VENV)/.app: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) torch
@@ -45,5 +64,9 @@ $(VENV)/.bench: $(VENV)/.app
 	$(PIP) --editable ".[bench]"
 	touch $@
 
+$(VENV)/.docs: $(VENV)/.app
+	$(PIP) --editable ".[docs]"
+	touch $@
+
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache dist build
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache dist build docs/_build docs/generated

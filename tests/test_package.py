@@ -47,17 +47,6 @@ def test_import_is_lazy() -> None:
     assert run("import sys, sylvester, sylvester.names; print('torch' in sys.modules)").strip() == "False"
 
 
-def test_the_front_page_example() -> None:
-    code = """
-import torch, sylvester
-flow = sylvester.flows.TriangularSylvester(features=64, context=256, transforms=16)
-posterior = flow(torch.randn(2, 256))
-z, log_q = posterior.rsample_and_log_prob((8,))
-print(z.shape, log_q.shape, posterior.log_prob(torch.zeros(64)).shape)
-"""
-    assert run(code).strip() == "torch.Size([8, 2, 64]) torch.Size([8, 2]) torch.Size([2])"
-
-
 def test_unknown_names() -> None:
     with pytest.raises(AttributeError, match="no attribute 'flow'"):
         _ = sylvester.flow

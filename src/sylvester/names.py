@@ -7,6 +7,7 @@ LIKELIHOODS: tuple[Likelihood, ...] = get_args(Likelihood)
 
 __all__ = ["DATASETS", "FLOWS"]
 
+#: The families of flows, as the command line names them.
 FLOWS = (
     "gaussian",
     "planar",
@@ -25,4 +26,5 @@ FLOWS = (
     "coupling-nsf",
 )
 
+#: The datasets that the command line knows by name; others are archives of the user's own.
 DATASETS = ("digits", "mnist", "omniglot", "caltech101", "freyfaces")

@@ -7,7 +7,9 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 _FORKS = multiprocessing.get_context("forkserver")
 _FORKS.set_forkserver_preload(["sylvester.app.cli", "sylvester.app.training", "sylvester.app.results", __name__])
@@ -29,24 +31,41 @@ def in_own_process(*arguments: str | Path, **options: object) -> subprocess.Comp
 
 def sylvester(*arguments: str | Path, cwd: Path | None = None, **variables: str) -> subprocess.CompletedProcess[str]:
     """The same without seconds of imports: nothing that the command does at its start may matter to the test."""
-    words = list(map(str, arguments))
+    return forked(_main, list(map(str, arguments)), cwd=cwd, **variables)
+
+
+def forked(
+    function: Callable[..., None], *arguments: Any, cwd: Path | None = None, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """A function of a module in a fork of a process that has loaded torch, and what it printed."""
     with tempfile.TemporaryDirectory() as folder:
         streams = (Path(folder) / "out", Path(folder) / "err")
-        process = _FORKS.Process(target=_run, args=(words, cwd or Path.cwd(), environment(**variables), streams))
+        everything = (function, arguments, cwd or Path.cwd(), environment(**variables), streams)
+        process = _FORKS.Process(target=_run, args=everything)
         process.start()
         process.join()
         said, errors = (stream.read_text(encoding="utf-8") for stream in streams)
     assert process.exitcode is not None
-    return subprocess.CompletedProcess(words, process.exitcode, said, errors)
+    return subprocess.CompletedProcess(list(arguments), process.exitcode, said, errors)
 
 
-def _run(words: list[str], cwd: Path, variables: dict[str, str], streams: tuple[Path, Path]) -> None:
+def _run(
+    function: Callable[..., None],
+    arguments: Sequence[Any],
+    cwd: Path,
+    variables: dict[str, str],
+    streams: tuple[Path, Path],
+) -> None:
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(variables)
     for number, stream in enumerate((Path(os.devnull), *streams)):
         os.dup2(os.open(stream, os.O_RDWR | os.O_CREAT, 0o600), number)
     sys.stdin, sys.stdout, sys.stderr = (os.fdopen(number, mode, encoding="utf-8") for number, mode in enumerate("rww"))
+    function(*arguments)
+
+
+def _main(words: list[str]) -> None:
     sys.argv = ["sylvester", *words]
     from sylvester.__main__ import main
 

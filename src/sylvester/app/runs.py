@@ -89,11 +89,13 @@ def replacing(path: Path, *, keep: Path | None = None) -> Iterator[BinaryIO]:
 
 
 def write_text(path: Path, text: str) -> None:
+    """Write a file whole or not at all: see `replacing`."""
     with replacing(path) as file:
         file.write(text.encode())
 
 
 def write_json(path: Path, value: Any) -> None:
+    """The same for a value of JSON, which has neither NaN nor infinity."""
     write_text(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
 
 

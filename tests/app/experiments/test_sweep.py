@@ -98,6 +98,8 @@ def test_a_grid_has_every_combination_once_with_what_each_flow_takes() -> None:
     ]
     with pytest.raises(ConfigError, match="Expected no rank with the planar flow"):
         resolve(grid({"flow": ("planar",), "rank": (3,)})[0])
+    with pytest.raises(ConfigError, match="Expected flow to be one of"):
+        resolve(grid({"flow": ("planar", "plannar")})[1])  # not the default flow in its place
 
 
 def test_a_plan_names_runs_by_identity_and_writes_nothing(archive: Path, tmp_path: Path) -> None:

@@ -37,6 +37,7 @@ __all__ = [
 ]
 
 State = Literal["finished", "unfinished", "damaged"]
+#: What runs are compared by, as `result.json` names it.
 METRICS = ("neg_elbo", "nll")
 _SCORES = {"neg_elbo": "elbo", "nll": "log_px"}  # what each is the negative of, for each image
 # A folder with one of these was a run, also where its settings are lost.
@@ -155,6 +156,8 @@ class Group:
 
 @dataclass(frozen=True)
 class Comparison:
+    """Groups of runs side by side, and what could not be counted."""
+
     groups: tuple[Group, ...]
     damaged: tuple[Entry, ...] = ()
     repeated: tuple[Entry, ...] = ()  # the same run again, in another folder: counted once
@@ -222,6 +225,7 @@ def _data_of(run: Run) -> dict[str, str] | None:
 
 
 def load(paths: Iterable[Path]) -> list[Entry]:
+    """Every run in the folders given and below them, as far as each got."""
     return [inspect(path) for path in find(paths)]
 
 

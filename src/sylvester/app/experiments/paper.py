@@ -31,7 +31,9 @@ __all__ = [
     "published_like",
 ]
 
+#: The tables of the paper that are here.
 Table = Literal["table1", "table2", "table3"]
+#: What the figures of a row are in.
 Unit = Literal["nats", "bits per dimension"]
 
 # The paper's names of its six posteriors, in the order of its tables.
@@ -219,6 +221,7 @@ def _experiment(name: str, rows: tuple[Row, ...]) -> Experiment:
     return Experiment(name, "paper", tuple(row.settings for row in rows), rows)
 
 
+#: What `sylvester reproduce` knows by name.
 EXPERIMENTS: dict[str, Experiment] = {
     "table1": _experiment("table1", TABLE1),
     "table2": _experiment("table2", TABLE2),

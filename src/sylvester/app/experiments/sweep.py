@@ -100,7 +100,7 @@ def grid(values: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
         flow = given.get("flow", flows[0])
         for name in list(given):
             takers = SETTINGS[name].flows
-            if flow not in takers and any(other in takers for other in flows):
+            if SETTINGS[name].of_some_flows and flow not in takers and any(other in takers for other in flows):
                 del given[name]
         found.setdefault(repr(sorted(given.items(), key=lambda item: item[0])), given)
     return list(found.values())
