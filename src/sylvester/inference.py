@@ -322,9 +322,7 @@ def _draw(
     """Draws of q from noise; with ``kept``, only some of them take part."""
     share = None
     if isinstance(q, MixtureDistribution):
-        z, log_q, log_share = q.stratified(
-            len(noise) // len(q.components), noise=noise, path_gradient=path_gradient
-        )
+        z, log_q, log_share = q.stratified(len(noise) // len(q.components), noise=noise, path_gradient=path_gradient)
         if kept is not None:  # which component a row of noise belongs to must not change
             z, log_q, log_share = z[kept], log_q[kept], log_share[kept]
         share = log_share.softmax(0)

@@ -81,9 +81,7 @@ class VAE(nn.Module):
         """z = 0, (D,): where the flow is and in what precision, as the mean of the default prior."""
         return next(self.flow.parameters()).new_zeros(self.flow.features)
 
-    def posterior(
-        self, x: Tensor, *, context_mask: Tensor | None = None
-    ) -> FlowDistribution | MixtureDistribution:
+    def posterior(self, x: Tensor, *, context_mask: Tensor | None = None) -> FlowDistribution | MixtureDistribution:
         """q(z|x), with the flow's parameters made once for any number of samples.
 
         ``context_mask`` (B, E) multiplies the encoder's output: dropout, with the caller's randomness.
