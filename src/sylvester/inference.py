@@ -617,8 +617,8 @@ def standardized(flow: Flow, x: Tensor, context: Tensor | None = None) -> Flow:
 
     >>> from sylvester.flows import Gaussian
     >>> x = 100 + torch.randn(1000, 2, generator=stream("doctest"))
-    >>> standardized(Gaussian(2), x)().rsample().round(decimals=-2)
-    tensor([100., 100.], grad_fn=<RoundBackward0>)
+    >>> bool(((standardized(Gaussian(2), x)().sample() - 100).abs() < 20).all())
+    True
     """
     for module in flow.steps:
         if _is_last(module):
