@@ -14,6 +14,7 @@ import pickle
 import resource
 import subprocess
 import sys
+import tempfile
 import warnings
 
 import pytest
@@ -457,13 +458,16 @@ def report(name, check):
 
 def verdicts(function, module="test_peer_contract", **environment):
     """What a function of this file, or of another one, reports from a process of its own."""
-    process = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", f"import {module}; {module}.{function}()"],
-        env={**os.environ, **environment, "PYTHONPATH": os.pathsep.join([os.path.dirname(__file__), *sys.path])},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    path = os.pathsep.join(map(os.path.abspath, [os.path.dirname(__file__), *sys.path]))
+    with tempfile.TemporaryDirectory() as folder:  # where libraries leave their logs
+        process = subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", f"import {module}; {module}.{function}()"],
+            env={**os.environ, **environment, "PYTHONPATH": path},
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
     found = dict(json.loads(line) for line in process.stdout.splitlines())
     ended = f"the process ended with {process.returncode} before it came here: {process.stderr[-500:]}"
     return lambda name: found.get(name, ended)
