@@ -155,7 +155,7 @@ def one_coordinate(elementwise, numbers, i):
 
 
 def knots(raw, bound):
-    weights = np.exp(3 * np.tanh(raw / 3))
+    weights = np.exp(3 * np.tanh(np.array(raw) / 3))
     return [-bound + 2 * bound * sum(weights[:k]) / sum(weights) for k in range(len(raw) + 1)]
 
 

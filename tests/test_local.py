@@ -15,7 +15,7 @@ from sylvester import flows, inference
 
 pytestmark = pytest.mark.usefixtures("float64")
 
-NETWORKS = ("iaf", "mean-only-iaf", "maf", "nice", "realnvp", "inverted-iaf")
+NETWORKS = ("iaf", "mean-only-iaf", "affine-iaf", "maf", "nsf", "nice", "realnvp", "coupling-nsf", "inverted-iaf")
 
 
 def make(name: str, scale: float = 1.0) -> flows.Flow:

@@ -392,6 +392,7 @@ def test_evaluations_outlive_settings_of_the_recipe(tiny: Config, halves: data.D
     assert (run.path / "evaluation-10-seed0.safetensors").stat().st_mtime_ns == written
 
 
+@pytest.mark.slow
 def test_a_search_on_the_command_line(flags: Callable[..., list[str]], archive: Path, tmp_path: Path) -> None:
     settings = {**ALL, "averages": "0.5,0.9", "test": "never"}
     trained = sylvester("train", *flags(**settings), "--out", tmp_path / "runs" / "one", "--quiet", "--json")
