@@ -193,8 +193,8 @@ STEPS: dict[str, Case] = {
     "affine-plain-function": Case(_draw_net(2), _autoregressive(Affine(), plain=True), batched=False),
     "additive-coupling": Case(_draw_net(1), _coupling(Shift()), batched=False),
     "affine-coupling": Case(_draw_net(2), _coupling(Affine()), batched=False),
-    "spline": Case(_draw_net(8), _autoregressive(RationalQuadratic(bins=3, bound=3.0)), batched=False),
-    "spline-coupling": Case(_draw_net(5), _coupling(RationalQuadratic(bins=2)), batched=False),
+    "spline": Case(_draw_net(5), _autoregressive(RationalQuadratic(bins=2, bound=3.0)), batched=False),
+    "spline-coupling": Case(_draw_net(8), _coupling(RationalQuadratic(bins=3)), batched=False),
     "gated-coupling": Case(_draw_net(2), _coupling(Gated()), batched=False),
 }
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import sylvester
-from sylvester.app import models
+from sylvester.app import checksums, models
 from sylvester.app.config import Config
 from sylvester.app.runs import Run, RunError, replacing
 
@@ -29,6 +29,20 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
 def test_a_run_keeps_its_settings(tiny: Config, tmp_path: Path) -> None:
     Run.create(tmp_path / "a" / "run", tiny)
     assert Run.open(tmp_path / "a" / "run").config == tiny
+
+
+@pytest.mark.parametrize("reason", [KeyboardInterrupt, OSError])
+def test_what_ends_the_writing_of_a_checkpoint_is_not_hidden(
+    reason: type[BaseException], tiny: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write(*_: object) -> int:
+        raise reason
+
+    run = Run.create(tmp_path / "run", tiny)
+    monkeypatch.setattr(checksums.SigningWriter, "write", write)
+    with pytest.raises(reason):
+        run.save_checkpoint({"weights": torch.zeros(3)})
+    assert sorted(os.listdir(run.path)) == [".run.lock", "config.toml"]
 
 
 def test_only_a_new_or_empty_folder_becomes_a_run(tiny: Config, tmp_path: Path) -> None:

@@ -268,8 +268,11 @@ class Run:
                 torch.save(dict(state), writer)  # type: ignore[arg-type]
                 writer.sign()
         except RuntimeError as error:
-            # A failed write, as on a full disk, upsets torch's archive writer, which then hides the reason.
-            raise error.__context__ if isinstance(error.__context__, OSError) else error from None
+            # A write that fails, as on a full disk, or that Ctrl-C ends, upsets torch's archive writer, which then
+            # hides the reason.
+            reason = error.__context__
+            hidden = reason is not None and (isinstance(reason, OSError) or not isinstance(reason, Exception))
+            raise reason if hidden else error from None  # type: ignore[misc]
 
     def load_checkpoint(self, device: torch.device | str = "cpu") -> dict[str, Any] | None:
         """The last checkpoint; :meth:`repair` puts the previous one in its place where it is damaged."""

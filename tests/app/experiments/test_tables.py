@@ -3,6 +3,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import shutil
 import statistics
 from pathlib import Path
 
@@ -127,6 +128,20 @@ def test_a_part_of_an_experiment_can_be_chosen() -> None:
 def test_bad_choices_are_sentences(options: dict[str, str], sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):
         reproduction.choose(**options)  # type: ignore[arg-type]
+
+
+def test_the_study_of_digits_is_finished_and_in_its_table(tmp_path: Path) -> None:
+    study = Path(__file__).parents[3] / "results" / "digits"
+    copy = shutil.copytree(study, tmp_path / "digits")
+    done = sylvester("reproduce", "digits", "--out", copy, "--format", "md", "--report", tmp_path / "report.html")
+    assert done.returncode == 0, done.stderr
+    assert "All 18 runs are finished already." in done.stderr
+    assert done.stdout.split("\n\n")[0] in (study / "README.md").read_text()
+    assert "H-SNF" in (tmp_path / "report.html").read_text()
+    found = json.loads(sylvester("compare", study, "--format", "json").stdout)
+    results = [json.loads(file.read_text()) for file in sorted(study.glob("*/result.json"))]
+    shown = [run["result"] for group in found["groups"] for run in group["runs"]]
+    assert sorted(map(str, shown)) == sorted(map(str, results))
 
 
 def test_a_dry_run_says_what_is_left_and_how_long(tmp_path: Path) -> None:
