@@ -31,12 +31,17 @@ def test_a_run_keeps_its_settings(tiny: Config, tmp_path: Path) -> None:
     assert Run.open(tmp_path / "a" / "run").config == tiny
 
 
+@pytest.mark.parametrize("calls", [1, 2, 3])
 @pytest.mark.parametrize("reason", [KeyboardInterrupt, OSError])
 def test_what_ends_the_writing_of_a_checkpoint_is_not_hidden(
-    reason: type[BaseException], tiny: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    reason: type[BaseException], calls: int, tiny: Config, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def write(*_: object) -> int:
-        raise reason
+    left = iter(range(1, calls))
+
+    def write(_: object, data: bytes) -> int:
+        if next(left, None) is None:
+            raise reason
+        return len(data)
 
     run = Run.create(tmp_path / "run", tiny)
     monkeypatch.setattr(checksums.SigningWriter, "write", write)
