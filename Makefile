@@ -3,14 +3,14 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
-WORKERS ?= 2
+WORKERS ?= 3
 
 .PHONY: demo test test-slow lint types format bench docs wheel clean
 
 demo: $(VENV)/.app
 	$(BIN)/sylvester demo
 
-# One thread a worker: the tests are many and small.
+# One thread a worker: the tests are many and small. A worker more than cores, as many wait for processes they started.
 test: lint types
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist worksteal --durations 10
 

@@ -91,7 +91,7 @@ def test_samples_broadcast_as_a_loop_would(name):
 
 
 @EVERY_FLOW
-@pytest.mark.parametrize("context", [0, CONTEXT])
+@pytest.mark.parametrize("context", [0, pytest.param(CONTEXT, marks=pytest.mark.slow)])
 def test_the_density_integrates_to_one_on_the_line(name, context):
     flow, h = make(name, 1, 1.0, context=context)
     with torch.no_grad():

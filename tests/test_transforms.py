@@ -109,7 +109,7 @@ def test_a_point_meets_a_batch_of_parameters(name):
 
 
 @EVERY_STEP
-@SMALL
+@pytest.mark.parametrize("features", [1, 2, pytest.param(5, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("direction", ["forward", "inverse"])
 def test_gradients(name, features, direction):
     case = STEPS[name]
@@ -124,7 +124,7 @@ def test_gradients(name, features, direction):
 
 
 @EVERY_STEP
-@pytest.mark.parametrize("features", [1, 3])
+@pytest.mark.parametrize("features", [1, 2, pytest.param(3, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("direction", ["forward", "inverse"])
 def test_second_derivatives(name, features, direction):
     case = STEPS[name]

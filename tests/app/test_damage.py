@@ -118,7 +118,14 @@ def test_no_file_is_forgotten(stages: Path) -> None:
     assert best_epoch(Run.open(stages / FINISHED).metrics) < 4
 
 
-@pytest.mark.parametrize("damage", DAMAGES)
+# Variations of others, for the long campaign.
+LIKE_OTHERS = ("cut at the end", "first bit", "last bit", "longer")
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [pytest.param(damage, marks=pytest.mark.slow if damage in LIKE_OTHERS else []) for damage in DAMAGES],
+)
 @pytest.mark.parametrize(("stage", "pattern"), [(stage, file) for stage, files in FILES.items() for file in files])
 def test_damage_is_named_or_made_good(
     stage: str, pattern: str, damage: str, stages: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
