@@ -3,14 +3,14 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
-WORKERS ?= 3
+WORKERS ?= 2
 
 .PHONY: demo test test-slow lint types format bench docs wheel clean
 
 demo: $(VENV)/.app
 	$(BIN)/sylvester demo
 
-# One thread a worker: the tests are many and small. A worker more than cores, as many wait for processes they started.
+# One thread a worker: the tests are many and small.
 test: lint types
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist worksteal --durations 10
 
