@@ -28,7 +28,7 @@ from sylvester.diagnostics import (
 from sylvester.distributions import MixtureDistribution
 from sylvester.objectives import log_mean_exp
 from sylvester.random import Noise, stream
-from sylvester.vae.model import VAE, check_data
+from sylvester.vae.model import VAE, LogTerms, check_data
 
 __all__ = ["Estimate", "LogWeights", "log_likelihood"]
 
@@ -62,10 +62,10 @@ class Estimate:
             "images": count,
             "samples": self.samples,
             "log_px": _mean(self.log_px),
-            "std_error": _finite(self.log_px.std() / math.sqrt(count)) if count > 1 else None,
-            "mc_error": _finite(self.mc_error.square().sum().sqrt() / count),
+            "std_error": finite_or_none(self.log_px.std() / math.sqrt(count)) if count > 1 else None,
+            "mc_error": finite_or_none(self.mc_error.square().sum().sqrt() / count),
             "elbo": _mean(self.elbo),
-            "elbo_std_error": _finite(self.elbo.std() / math.sqrt(count)) if count > 1 else None,
+            "elbo_std_error": finite_or_none(self.elbo.std() / math.sqrt(count)) if count > 1 else None,
             "ess": _mean(self.ess),
             "khat_share": _mean(defined > KHAT_LIMIT),
             "warning": self._warning(),
@@ -154,11 +154,10 @@ def log_likelihood(
             f"got x of shape {tuple(x.shape)}, samples={samples}, chunk={chunk}"
         )
     if chunk is None:
-        # Large chunks leave the cache and fault in fresh pages; small ones pay more for calls than for work.
-        chunk = min(max(100, 80_000 // max(1, x[0].numel())), 2000)
+        chunk = latents_at_once(x)
     images = max(1, chunk // samples)  # so many share a batch
     rows: list[Tensor] = []
-    with _evaluating(model):
+    with evaluating(model), torch.no_grad():
         for start in range(0, len(x), images):
             group = x[start : start + images]
             noise = [Noise(stream(seed, "evaluation", first + start + i), features) for i in range(len(group))]
@@ -198,12 +197,21 @@ def _bound(vae: VAE, x: Tensor, *, check: bool) -> Callable[[int, Tensor], Tenso
         warn_if_inexact(vae.flow, posterior)
 
     def weigh(samples: int, noise: Tensor) -> Tensor:
-        terms = vae.log_terms(x, samples, noise=noise, posterior=posterior)
-        # The terms cancel to a large part: add them up in float64.
-        log_px_z, log_pz, log_q = (term.cpu().double() for term in (terms.log_px_z, terms.log_pz, terms.log_q))
-        return log_px_z + log_pz - log_q
+        return log_weights(vae.log_terms(x, samples, noise=noise, posterior=posterior))
 
     return weigh
+
+
+def latents_at_once(x: Tensor) -> int:
+    """How many latents to decode at once for data like x (N, …)."""
+    # Large chunks leave the cache and fault in fresh pages; small ones pay more for calls than for work.
+    return min(max(100, 80_000 // max(1, x[0].numel())), 2000)
+
+
+def log_weights(terms: LogTerms) -> Tensor:
+    """log p(x, z) − log q(z|x), (S, B), on the CPU. The terms cancel to a large part: they are added up in float64."""
+    log_px_z, log_pz, log_q = (term.cpu().double() for term in (terms.log_px_z, terms.log_pz, terms.log_q))
+    return log_px_z + log_pz - log_q
 
 
 def _log_weights(
@@ -223,22 +231,21 @@ def _log_weights(
 
 
 @contextmanager
-def _evaluating(model: object) -> Iterator[None]:
-    """No gradients, and every module in evaluation mode until the end."""
+def evaluating(model: object) -> Iterator[None]:
+    """Every module in evaluation mode until the end, then in the mode that it was in."""
     modes = {module: module.training for module in model.modules()} if isinstance(model, nn.Module) else {}
     if isinstance(model, nn.Module):
         model.eval()
     try:
-        with torch.no_grad():
-            yield
+        yield
     finally:
         for module, mode in modes.items():
             module.training = mode
 
 
 def _mean(values: Tensor) -> float | None:
-    return _finite(values.double().mean())
+    return finite_or_none(values.double().mean())
 
 
-def _finite(value: Tensor) -> float | None:
+def finite_or_none(value: Tensor) -> float | None:
     return value.item() if value.isfinite() else None

@@ -24,14 +24,16 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributions import Independent, Normal, Transform
+from torch.distributions import Independent, Normal
 
 from sylvester.diagnostics import KHAT_LIMIT, effective_sample_size, log_mean_error, pareto_khat
 from sylvester.distributions import FlowDistribution
+from sylvester.evaluation import evaluating, finite_or_none, latents_at_once, log_weights
 from sylvester.flows import DiagonalGaussian, Flow, MaskedSteps
+from sylvester.flows.affine import AffineStep
 from sylvester.objectives import elbo, log_mean_exp
 from sylvester.random import Noise, stream
-from sylvester.transforms import AutoregressiveTransform, TriangularAffineTransform
+from sylvester.transforms import AutoregressiveTransform
 from sylvester.transforms.base import inverse_tolerance
 from sylvester.vae.model import VAE, check_data
 
@@ -82,7 +84,7 @@ class Gaps:
             "samples": self.samples,
             "steps": self.steps,
             "log_px": _mean(self.log_px),
-            "log_px_bias": _finite(-0.5 * self.mc_error.square().mean()),
+            "log_px_bias": finite_or_none(-0.5 * self.mc_error.square().mean()),
             "ess": _mean(self.ess)["mean"],
             "khat_share": (self.khat > KHAT_LIMIT).double().mean().item(),
             "families": {
@@ -229,11 +231,9 @@ def measure(
     _check(vae, x, others, name)
     if min(samples, steps, draws) < 1:
         raise ValueError(f"Expected samples, steps and draws >= 1; got {samples}, {steps} and {draws}")
-    modes = {module: module.training for module in vae.modules()}
-    vae.eval()
     total, parts = len(x) * (2 + len(others)) * steps, []
     done = 0
-    try:
+    with evaluating(vae):
         for start in range(0, len(x), _IMAGES):
             group = x[start : start + _IMAGES].to(vae.origin)
             indices = range(first + start, first + start + len(group))
@@ -250,9 +250,6 @@ def measure(
                 amortized = vae.flow(context)
             refined = _refined(vae, group, context, others, name, seed, indices, refinement)
             parts.append(_estimates(vae, group, amortized, refined, samples, seed, indices, name))
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
     columns = {key: torch.cat([part[key] for part in parts]) for key in parts[0]}
     families = {
         family: Bounds(
@@ -307,7 +304,6 @@ def _refined(
     _keep_better(vae, x, own, start, _NoiseOfImages(seed, "choice", indices, vae.origin))
     with torch.no_grad():
         refined = {name: own()}
-    with torch.no_grad():
         noise = _NoiseOfImages(seed, "moments", indices, vae.origin)(_MOMENTS)
         moments = torch.std_mean(refined[name].rsample_and_log_prob(noise=noise)[0], 0)
     for family, other in others.items():
@@ -338,7 +334,7 @@ def _with_full_covariance(flow: Flow) -> Flow:
     """The flow with a base μ + σ ∘ L ε in the place of μ + σ ∘ ε; μ and the triangular L are free, its steps held."""
     normal = flow.base(None).base_dist
     steps = copy.deepcopy(flow.steps).requires_grad_(False)
-    return Flow(_Standard(normal.loc), [_FullCovariance(normal.loc, normal.scale), *steps])
+    return Flow(_Standard(normal.loc), [AffineStep(normal.loc, normal.scale), *steps])
 
 
 class _Standard(nn.Module):
@@ -354,24 +350,6 @@ class _Standard(nn.Module):
 
     def forward(self, context: None) -> Independent:
         return Independent(Normal(torch.zeros_like(self.like), torch.ones_like(self.like), validate_args=False), 1)
-
-
-class _FullCovariance(nn.Module):
-    """One step, from N(0, I) to N(μ + σ ∘ m, S Sᵀ) with S = diag(σ) L, that starts at m = 0 and L = I."""
-
-    loc: Tensor
-    scale: Tensor
-
-    def __init__(self, loc: Tensor, scale: Tensor):
-        super().__init__()
-        self.register_buffer("loc", loc.detach())
-        self.register_buffer("scale", scale.detach())
-        self.shift, self.log_diagonal = nn.Parameter(torch.zeros_like(loc)), nn.Parameter(torch.zeros_like(loc))
-        self.below = nn.Parameter(torch.diag_embed(torch.zeros_like(loc)))
-
-    def forward(self, context: None) -> list[Transform]:
-        scale_tril = self.below.tril(-1) + torch.diag_embed(self.log_diagonal.exp())
-        return [TriangularAffineTransform(self.scale.unsqueeze(-1) * scale_tril, self.loc + self.scale * self.shift)]
 
 
 @torch.no_grad()
@@ -421,10 +399,9 @@ def _estimates(
 
 
 def _log_w(vae: VAE, x: Tensor, noise: Tensor, q: FlowDistribution) -> tuple[Tensor, Tensor, Tensor]:
-    """Log weights, the draws, and their log-density. The terms cancel to a large part: they are added up in float64."""
+    """Log weights, the draws, and their log-density."""
     terms = vae.log_terms(x, len(noise), noise=noise, posterior=q)
-    log_px_z, log_pz, log_q = (term.cpu().double() for term in (terms.log_px_z, terms.log_pz, terms.log_q))
-    return log_px_z + log_pz - log_q, terms.z, log_q
+    return log_weights(terms), terms.z, terms.log_q.cpu().double()
 
 
 def _exact(q: FlowDistribution, points: Tensor) -> Tensor:
@@ -434,8 +411,7 @@ def _exact(q: FlowDistribution, points: Tensor) -> Tensor:
 
 def _counts(samples: int, x: Tensor) -> Iterator[int]:
     """Draws of each image at a time: about as many latents are decoded at once as `evaluation` does."""
-    latents = min(max(100, 80_000 // max(1, x[0].numel())), 2000)
-    count = max(1, latents // len(x))
+    count = max(1, latents_at_once(x) // len(x))
     for start in range(0, samples, count):
         yield min(count, samples - start)
 
@@ -455,9 +431,5 @@ def _mean(values: Tensor | None) -> dict[str, float | None]:
     if values is None:
         return {"mean": None, "std_error": None}
     count = len(values)
-    error = _finite(values.std() / math.sqrt(count)) if count > 1 else None
-    return {"mean": _finite(values.mean()), "std_error": error}
-
-
-def _finite(value: Tensor) -> float | None:
-    return value.item() if value.isfinite() else None
+    error = finite_or_none(values.std() / math.sqrt(count)) if count > 1 else None
+    return {"mean": finite_or_none(values.mean()), "std_error": error}

@@ -22,10 +22,10 @@ from torch.distributions import AffineTransform, Transform
 from sylvester.diagnostics import Diagnosis, LogDensity, diagnose, evaluated, weighted_draws
 from sylvester.distributions import FlowDistribution, MixtureDistribution
 from sylvester.flows import Flow, Mixture
+from sylvester.flows.affine import AffineStep
 from sylvester.flows.base import localized
 from sylvester.flows.support import SupportSteps
 from sylvester.random import stream
-from sylvester.transforms import TriangularAffineTransform
 
 __all__ = ["DensityFit", "Epoch", "Fit", "Window", "fit", "fit_density", "standardized"]
 
@@ -210,7 +210,8 @@ def fit(
         if affine:
             if isinstance(start, Mixture):
                 raise ValueError("Expected affine=False for a mixture, whose flows have no outer step in common")
-            outer = _Affine(start.features).to(next(start.parameters()))
+            like = next(start.parameters())
+            outer = AffineStep(like.new_zeros(start.features), like.new_ones(start.features))
             steady = _Schedule(max(1, first), learning_rate, tempering, tolerance, patience, tempered=math.inf)
             told = None if progress is None else _Told(progress, restart * steps, restarts * steps)
             gaussian = _with_outer(Flow(start.base, [step for step in start.steps if _is_last(step)]), outer)
@@ -639,19 +640,6 @@ def _with_outer(flow: Flow, outer: nn.Module) -> Flow:
 
 def _is_last(step: nn.Module) -> bool:
     return isinstance(step, SupportSteps)
-
-
-class _Affine(nn.Module):
-    """One step, z' = L z + m, that starts as the identity."""
-
-    def __init__(self, features: int):
-        super().__init__()
-        self.loc, self.log_diagonal = nn.Parameter(torch.zeros(features)), nn.Parameter(torch.zeros(features))
-        self.below = nn.Parameter(torch.zeros(features, features))
-
-    def forward(self, context: Tensor | None) -> Sequence[Transform]:
-        scale_tril = self.below.tril(-1) + torch.diag_embed(self.log_diagonal.exp())
-        return [TriangularAffineTransform(scale_tril, self.loc)]
 
 
 class _Moments(nn.Module):
