@@ -2,7 +2,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
+# Without bytecode: of a gigabyte of modules few are imported, and those are compiled then.
+PIP := $(BIN)/pip install --quiet --no-compile --disable-pip-version-check --constraint constraints.txt
 WORKERS ?= 2
 
 .PHONY: demo test test-slow lint types format bench docs wheel clean

@@ -28,11 +28,11 @@ NEAR = 0.05
 DRAWS = 100_000
 COLLAPSED = "eight Gaussians, collapsed on purpose"
 
-#: A MAF's draws take D passes a step: the affine IAF is the same family turned round.
+#: A MAF's draws take D passes a step, and so do an NSF's: turned round, one is the affine IAF, the other "inverted nsf".
 FAMILIES: dict[str, Callable[[int], flows.Flow]] = {
-    name: make for name, make in flows.FAMILIES.items() if name != "maf"
+    name: make for name, make in flows.FAMILIES.items() if name not in ("maf", "nsf")
 }
-FAMILIES.setdefault("affine-iaf", lambda features: flows.inverted(flows.MAF(features)))
+FAMILIES["inverted nsf"] = lambda features: flows.inverted(flows.NSF(features))
 #: The same with ``affine=True``, the one departure from the defaults, for steps that move little at a time.
 AFFINE = " + affine"
 FAMILIES |= {name + AFFINE: FAMILIES[name] for name in ("planar", "orthogonal-sylvester", "triangular-sylvester")}

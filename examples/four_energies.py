@@ -56,7 +56,7 @@ FAMILIES: dict[str, Callable[[], flows.Flow]] = {
     "orthogonal-sylvester": partial(flows.OrthogonalSylvester, 2, transforms=STEPS, rank=2),
     "householder-sylvester": partial(flows.HouseholderSylvester, 2, transforms=STEPS),
     "triangular-sylvester": partial(flows.TriangularSylvester, 2, transforms=STEPS),
-    "affine-iaf": lambda: flows.inverted(flows.MAF(2, transforms=STEPS)),
+    "affine-iaf": partial(flows.AffineIAF, 2, transforms=STEPS),
 }
 
 
