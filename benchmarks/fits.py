@@ -28,7 +28,7 @@ NEAR = 0.05
 DRAWS = 100_000
 COLLAPSED = "eight Gaussians, collapsed on purpose"
 
-#: A MAF's draws take D passes a step, and so do an NSF's: turned round, one is the affine IAF, the other "inverted nsf".
+#: Draws of a MAF or NSF take D passes a step: turned round, they are the affine IAF and the "inverted nsf".
 FAMILIES: dict[str, Callable[[int], flows.Flow]] = {
     name: make for name, make in flows.FAMILIES.items() if name not in ("maf", "nsf")
 }

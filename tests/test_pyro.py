@@ -451,7 +451,7 @@ def test_neutra_samples_through_the_guide() -> None:
         outer.log_scale.copy_(scale.log())
         outer.below.copy_(tril / base.scale / scale.unsqueeze(-1))
         unit = outer.below.tril(-1) + torch.eye(2)
-        outer.loc.copy_((1 - outer.center) / scale - unit @ base.loc)
+        outer.shift.copy_((1 - outer.loc) / scale - unit @ base.loc)
     neutra = NeuTraReparam(guide)
     noise = dist.Normal(torch.zeros(2), 1.0).to_event(1)
     for z in torch.randn(5, 2):

@@ -2,12 +2,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from sylvester.app import data
 from sylvester.app.config import Config, resolve
+from sylvester.app.runs import Run
 from sylvester.app.selection import History
 from sylvester.app.training import Progress
 
@@ -71,3 +74,23 @@ def stop_at(epoch: int, batch: int) -> Callable[[Progress], None]:
 def without_seconds(lines: History) -> list[dict[str, float]]:
     """The metrics, without what differs between equal runs."""
     return [{key: value for key, value in line.items() if key != "seconds"} for line in lines]
+
+
+def assert_identical(whole: Run, broken: Run, expected: History, got: History) -> None:
+    """Everything that a run leaves, but the time it took."""
+    assert without_seconds(got) == without_seconds(expected)
+    assert without_seconds(broken.metrics) == without_seconds(expected)
+    assert (whole.path / "model.safetensors").read_bytes() == (broken.path / "model.safetensors").read_bytes()
+    one, other = (run.load_checkpoint() for run in (whole, broken))
+    assert one is not None
+    assert other is not None
+    for part in ("model", "optimizer", "averages"):
+        assert same(one.get(part), other.get(part)), part
+
+
+def same(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor):
+        return torch.equal(one, other)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    return one == other

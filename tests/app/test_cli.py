@@ -127,7 +127,7 @@ def interrupt(flags: list[str], path: Path, signal_number: int, epochs: int) -> 
 @pytest.fixture(scope="module")
 def long_flags(flags: Flags) -> list[str]:
     """Enough epochs that a signal arrives in the midst of them."""
-    return flags(epochs=80)
+    return flags(epochs=40)
 
 
 @pytest.fixture(scope="module")

@@ -25,9 +25,10 @@ from torch.distributions import IndependentTransform, Transform, biject_to, cons
 from sylvester.diagnostics import LogDensity
 from sylvester.distributions import FlowDistribution
 from sylvester.flows import Flow
+from sylvester.flows.affine import AffineStep
 from sylvester.flows.support import SupportSteps
 from sylvester.random import stream
-from sylvester.transforms import TriangularAffineTransform, call_and_ladj
+from sylvester.transforms import call_and_ladj
 
 try:
     import pyro
@@ -217,7 +218,8 @@ class AutoFlow(AutoContinuous):
         model: a Pyro model.
         flow: makes a flow of so many features, as ``partial(TriangularSylvester, transforms=8)`` does.
         init_loc_fn: where each variable starts: see ``pyro.infer.autoguide.initialization``.
-        init_scale: the standard deviation at the start, on the real line.
+        init_scale: the standard deviation at the start, on the real line. One is wider than Pyro's own guides start, as
+            it found better posteriors of eight schools, centred or not.
         affine: L is "triangular", or "diagonal" where D² parameters are too many.
         quantile_draws: how many :meth:`quantiles` and :meth:`median` are made of.
 
@@ -242,7 +244,7 @@ class AutoFlow(AutoContinuous):
         flow: MakeFlow,
         *,
         init_loc_fn: Callable[..., Any] = init_to_median,
-        init_scale: float = 0.1,
+        init_scale: float = 1.0,
         affine: Affine = "triangular",
         quantile_draws: int = 10_000,
     ):
@@ -273,7 +275,7 @@ class AutoFlow(AutoContinuous):
         flow.to(loc)
         with torch.no_grad():
             base = flow().base_dist.base_dist
-            outer = _Outer(loc, self._init_scale / base.scale, -base.loc, triangular=self._affine == "triangular")
+            outer = AffineStep(loc, self._init_scale / base.scale, -base.loc, triangular=self._affine == "triangular")
         self.flow = PyroFlow(Flow(flow.base, [*flow.steps, outer]))
 
     def get_posterior(self, *args: Any, **kwargs: Any) -> PyroFlowDistribution:
@@ -368,31 +370,6 @@ def log_density(guide: AutoContinuous, *args: Any, **kwargs: Any) -> LogDensity:
         return total.reshape(latent.shape[:-1])
 
     return evaluate
-
-
-class _Outer(nn.Module):
-    """One step, z' = c + S (T z + m): c constant, S a positive diagonal, T lower triangular with a unit diagonal.
-
-    T and m are in units of S, so that an optimizer whose steps have one length for all parameters, as Adam's have,
-    moves variables of any scale at one pace.
-    """
-
-    center: Tensor
-
-    def __init__(self, center: Tensor, scale: Tensor, loc: Tensor, *, triangular: bool):
-        super().__init__()
-        self.register_buffer("center", center)
-        self.log_scale, self.loc = nn.Parameter(scale.log()), nn.Parameter(loc.clone())
-        features = len(center)
-        self.below = nn.Parameter(center.new_zeros(features, features)) if triangular else None
-
-    def forward(self, context: Tensor | None) -> list[Transform]:
-        scale = self.log_scale.exp()
-        loc = self.center + scale * self.loc
-        if self.below is None:
-            return [torch.distributions.AffineTransform(loc, scale, event_dim=1)]
-        unit = self.below.tril(-1) + torch.eye(len(loc), dtype=loc.dtype, device=loc.device)
-        return [TriangularAffineTransform(scale.unsqueeze(-1) * unit, loc)]
 
 
 def _check_flow(flow: Any) -> None:
