@@ -237,6 +237,26 @@ def test_the_reference_has_every_public_name_and_what_it_is_for(name: str) -> No
         assert not described.startswith(f"{public}("), public
 
 
+def examples() -> str:
+    """All that runs and is meant to be read: doctests, the pages' blocks and the scripts of examples/."""
+    doctests = [
+        line
+        for path in (ROOT / "src" / "sylvester").rglob("*.py")
+        for line in path.read_text().splitlines()
+        if re.match(r" *(>>>|\.\.\.) ", line)
+    ]
+    on_pages = [source for page in PAGES for _, source in blocks(page, "python")]
+    scripts = [path.read_text() for path in (ROOT / "examples").glob("*.py")]
+    return "\n".join([*doctests, *on_pages, *scripts])
+
+
+@pytest.mark.parametrize("name", [name for name in reference.modules() if not name.startswith("sylvester.app")])
+def test_every_public_function_has_an_example(name: str) -> None:
+    shown = set(re.findall(r"\w+", examples()))
+    functions = {each for each, kind in reference.public(name).items() if kind == "function"}
+    assert functions <= shown, functions - shown
+
+
 def test_every_public_module_has_a_page() -> None:
     library = {f"sylvester.{path.stem}" for path in (ROOT / "src" / "sylvester" / "contrib").glob("[!_]*.py")}
     names = {name.replace("sylvester.", "sylvester.contrib.", 1) for name in library}

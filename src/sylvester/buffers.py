@@ -17,6 +17,19 @@ class DerivedBuffers(nn.Module):
     They are buffers, so that they follow the module from device to device, but they are never saved and never cast:
     they are made anew wherever the module goes. A module that was made on the meta device, or emptied, has them once
     its parameters are loaded, and one that becomes float64 has them as exact as float64.
+
+    >>> class Flip(DerivedBuffers):
+    ...     def __init__(self, features: int):
+    ...         super().__init__()
+    ...         self.features = features
+    ...         self.register_derived()
+    ...
+    ...     def derived(self) -> dict[str, Tensor]:
+    ...         return {"order": torch.arange(self.features).flip(0)}
+    >>> Flip(3).order
+    tensor([2, 1, 0])
+    >>> Flip(3).state_dict()
+    OrderedDict()
     """
 
     def derived(self) -> dict[str, Tensor]:

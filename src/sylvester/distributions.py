@@ -33,6 +33,14 @@ class FlowDistribution(TransformedDistribution):
     A torch distribution like any other, with three additions: :meth:`rsample_and_log_prob`, which needs no inverse,
     :meth:`trajectory`, which shows the chain at work, and :meth:`residual`, which says how exact its inverses are.
     ``log_prob`` takes any point, through the inverse; the sample drawn last, it knows.
+
+    >>> from sylvester.transforms import PlanarTransform
+    >>> base = Independent(Normal(torch.zeros(2), torch.ones(2)), 1)
+    >>> step = PlanarTransform(u=torch.ones(2), w=torch.ones(2), b=torch.tensor(0.0))
+    >>> q = FlowDistribution(base, [step])
+    >>> z, log_q = q.rsample_and_log_prob((100,))
+    >>> torch.allclose(q.log_prob(z.clone()), log_q, atol=1e-4)
+    True
     """
 
     arg_constraints = {}  # noqa: RUF012

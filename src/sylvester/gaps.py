@@ -156,6 +156,15 @@ def refine(
 
     The parameters of different images do not meet, so each image is fitted by itself. A gradient that is not finite
     counts as zero.
+
+    >>> from sylvester.flows import Gaussian
+    >>> from sylvester.vae import MLPDecoder, MLPEncoder
+    >>> vae, x = VAE(MLPEncoder(6, 8), Gaussian(2, context=8), MLPDecoder(6, 2)), torch.randn(3, 6)
+    >>> flow = vae.flow.local(vae.encoder(x))
+    >>> refine(vae, x, flow, steps=200)
+    >>> better = elbo(vae.log_terms(x, 1000, posterior=flow())) - elbo(vae.log_terms(x, 1000))
+    >>> bool(better.mean() > 0)
+    True
     """
     parameters = [parameter for parameter in flow.parameters() if parameter.requires_grad]
     adam = torch.optim.Adam(parameters, lr=learning_rate)

@@ -49,6 +49,11 @@ def renyi(terms: LogTerms, alpha: float, beta: float = 1.0) -> Tensor:
     """L_α = 1/(1 − α) log (1/S) Σ_s (p(x, z_s) / q(z_s|x))^(1−α), which falls as α ≥ 0 grows; (B,).
 
     α = 0 is `iwae`, α = 1 the `elbo`.
+
+    >>> log_w, zeros = torch.tensor([[1.0], [3.0]]), torch.zeros(2, 1)
+    >>> terms = LogTerms(z=torch.zeros(2, 1, 5), log_px_z=log_w, log_pz=zeros, log_q=zeros)
+    >>> [bound(terms).item() for bound in (elbo, lambda terms: renyi(terms, 0.5), iwae)]
+    [2.0, 2.240..., 2.433...]
     """
     _refuse_path_gradients("renyi", terms, "dreg(terms, alpha)")
     return _renyi(_log_weights(terms, beta), alpha, terms.log_share)
@@ -123,7 +128,11 @@ def _renyi(log_w: Tensor, alpha: float, log_share: Tensor | None = None) -> Tens
 
 
 def log_mean_exp(log_w: Tensor, dim: int = 0) -> Tensor:
-    """log of the mean of exp(log_w) along ``dim``."""
+    """log of the mean of exp(log_w) along ``dim``.
+
+    >>> log_mean_exp(torch.tensor([1.0, 3.0]).log()).exp()
+    tensor(2.)
+    """
     return log_w.logsumexp(dim) - math.log(log_w.shape[dim])
 
 

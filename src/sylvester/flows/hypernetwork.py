@@ -45,6 +45,10 @@ class Hypernetwork(nn.Module):
     """context ``(*, context)`` -> {name: ``(*, transforms, *shape)``}; without context, learned parameters.
 
     ``init="torch"`` is torch's default for linear layers; ``init="identity"`` follows the table.
+
+    >>> net = Hypernetwork(16, {"u": Output((2,)), "b": Output(())}, transforms=4)
+    >>> {name: tuple(value.shape) for name, value in net(torch.zeros(5, 16)).items()}
+    {'u': (5, 4, 2), 'b': (5, 4)}
     """
 
     def __init__(

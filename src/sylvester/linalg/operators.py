@@ -16,6 +16,9 @@ def matvec(a: Tensor, x: Tensor) -> Tensor:
 
     Vectors usually carry sample axes in front of the matrices' batch: (S, B, n) against (B, m, n). The samples then
     become the rows of one matrix product per matrix, many times faster than a broadcast product of S·B vectors.
+
+    >>> matvec(torch.ones(3, 2, 4), torch.ones(100, 3, 4)).shape
+    torch.Size([100, 3, 2])
     """
     batch, extra = a.dim() - 2, x.dim() - a.dim() + 1
     if extra <= 0:
@@ -29,7 +32,16 @@ def matvec(a: Tensor, x: Tensor) -> Tensor:
 
 
 class OrthonormalOperator(ABC):
-    """A matrix Q (D x M) with orthonormal columns, known by what it does to vectors."""
+    """A matrix Q (D x M) with orthonormal columns, known by what it does to vectors.
+
+    >>> v = torch.tensor([1.0, 2.0, 3.0])
+    >>> Reversal().matvec(v)
+    tensor([3., 2., 1.])
+    >>> Dense(torch.eye(3)[:, :2]).rmatvec(v)
+    tensor([1., 2.])
+    >>> HouseholderProduct(torch.tensor([[1.0, 0.0, 0.0]])).matvec(v)
+    tensor([-1.,  2.,  3.])
+    """
 
     batch_shape: torch.Size = torch.Size()
     #: The tensors that define the operator.
@@ -146,7 +158,11 @@ def _compact_wy(v: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def as_operator(q: Tensor | OrthonormalOperator | None) -> OrthonormalOperator:
-    """A tensor, an operator, or None for the identity."""
+    """A tensor, an operator, or None for the identity.
+
+    >>> as_operator(None).matvec(torch.ones(2))
+    tensor([1., 1.])
+    """
     if q is None:
         return Identity()
     return Dense(q) if isinstance(q, Tensor) else q

@@ -35,6 +35,11 @@ def solve_tanh(t: Tensor, c: Tensor) -> Tensor:
     Batch axes broadcast. What lies below T's diagonal is ignored. Newton's method, which is triangular here,
     and row-by-row bracketing where it does not settle; the gradient comes from the implicit function theorem:
     (I + T diag(tanh'(a))) da = dc − dT tanh(a).
+
+    >>> t, c = torch.tensor([[2.0, -1.0], [0.0, 3.0]]), torch.tensor([1.0, 5.0])
+    >>> a = solve_tanh(t, c)
+    >>> torch.allclose(a + t @ a.tanh(), c)
+    True
     """
     if t.dim() < 2 or t.shape[-1] != t.shape[-2] or c.dim() < 1 or c.shape[-1] != t.shape[-1]:
         raise ValueError(f"Expected t (*, M, M) and c (*, M); got {tuple(t.shape)} and {tuple(c.shape)}")
@@ -51,6 +56,12 @@ def solve_tanh_transposed(r: Tensor, r_tilde: Tensor, slope: Tensor, c: Tensor) 
         p_k = Σ_{j<k} R_jkᵀ x_j,    e_k = c_k − Σ_{j<k} R̃_jkᵀ H_j s_j,
 
     and is left with the small system (I + (R̃_kk R_kk)ᵀ H_k) s_k = p_k + R_kkᵀ e_k, whence x_k = e_k − R̃_kkᵀ H_k s_k.
+
+    >>> r, r_tilde = torch.rand(2, 5, 5).triu()
+    >>> slope, c = torch.rand(2, 5)
+    >>> x = solve_tanh_transposed(r, r_tilde, slope, c)
+    >>> torch.allclose(x + r_tilde.mT @ (slope * (r.mT @ x)), c, atol=1e-5)
+    True
     """
     c = c.expand(torch.broadcast_shapes(r.shape[:-1], r_tilde.shape[:-1], slope.shape, c.shape))
     x, hs = c[..., :0], c[..., :0]  # of the rows so far

@@ -12,7 +12,13 @@ from sylvester.transforms.base import FlowTransform, batch_shape_of
 
 
 class TriangularAffineTransform(FlowTransform):
-    """z' = L z + m for L ``(*, D, D)``, lower triangular without a zero on its diagonal, and m ``(*, D)``."""
+    """z' = L z + m for L ``(*, D, D)``, lower triangular without a zero on its diagonal, and m ``(*, D)``.
+
+    >>> t = TriangularAffineTransform(torch.tensor([[2.0, 0.0], [1.0, 0.5]]), torch.ones(2))
+    >>> z = torch.randn(5, 2)
+    >>> torch.allclose(t.inv(t(z)), z, atol=1e-5)
+    True
+    """
 
     parameters = ("scale_tril", "loc")
 

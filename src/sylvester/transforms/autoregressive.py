@@ -35,6 +35,15 @@ class AutoregressiveTransform(FlowTransform):
     Jacobian at the solution, dz = J⁻¹(dy − ∂t/∂θ dθ), solved in as many passes of the network as there are features and
     in the memory of one. That takes a ``net`` whose tensors are known: a module, or an object as
     ``transforms.conditioner`` describes. A plain function is differentiated through all the passes of its inverse.
+
+    >>> from sylvester.transforms import Affine
+    >>> def net(z):  # each coordinate sees the one before it
+    ...     before = torch.nn.functional.pad(z[..., :-1], (1, 0))
+    ...     return torch.stack([before, before.sin()], -2)
+    >>> t = AutoregressiveTransform(net, Affine(), order=torch.arange(3))
+    >>> z = torch.randn(5, 3)
+    >>> torch.allclose(t.inv(t(z)), z, atol=1e-4)
+    True
     """
 
     parameters = ("net", "elementwise")

@@ -201,6 +201,10 @@ def call_and_ladj(transform: Transform, z: Tensor) -> tuple[Tensor, Tensor]:
     """A point's image and ladj under any torch transform of vectors, at the price of one where it offers that.
 
     A transform of single coordinates has one ladj for each of them: they are added up.
+
+    >>> from torch.distributions.transforms import ExpTransform
+    >>> call_and_ladj(ExpTransform(), torch.zeros(5, 3))[1]
+    tensor([0., 0., 0., 0., 0.])
     """
     if hasattr(transform, "call_and_ladj"):
         y, ladj = transform.call_and_ladj(z)
@@ -211,7 +215,14 @@ def call_and_ladj(transform: Transform, z: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def call_ladj_and_score(transform: Transform, z: Tensor, score: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The same, and the score of the image's density, given that of the point's: see `FlowTransform`."""
+    """The same, and the score of the image's density, given that of the point's: see `FlowTransform`.
+
+    >>> from torch.distributions import AffineTransform
+    >>> z = torch.tensor([1.0, -2.0])  # of a standard normal, whose score is −z
+    >>> y, ladj, score = call_ladj_and_score(AffineTransform(0.0, 2.0, event_dim=1), z, -z)
+    >>> torch.allclose(score, -y / 4)  # of N(0, 2²)
+    True
+    """
     if isinstance(transform, FlowTransform):
         return transform.call_ladj_and_score(z, score)
     y, ladj = call_and_ladj(transform, z)

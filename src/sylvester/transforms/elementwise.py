@@ -24,6 +24,13 @@ class Elementwise(ABC):
     """A monotone increasing map of each coordinate, with its slope.
 
     A new one is a class with ``numbers``, :meth:`forward` and :meth:`backward`.
+
+    >>> z, raw = torch.randn(5, 3), torch.randn(5, 2, 3)
+    >>> for elementwise in (Affine(), Gated(), Gated(floor=0.1)):
+    ...     y, log_slope = elementwise.forward(z, raw)
+    ...     assert torch.allclose(elementwise.backward(y, raw)[0], z, atol=1e-4)
+    >>> Shift().forward(torch.zeros(2), torch.ones(1, 2))[0]
+    tensor([1., 1.])
     """
 
     #: How many numbers a coordinate asks for.

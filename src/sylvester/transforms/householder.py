@@ -17,6 +17,11 @@ class HouseholderTransform(FlowTransform):
     """The product of the reflections I − 2 v vᵀ/|v|² for v ``(*, H, D)``; ``v[..., 0, :]`` reflects first.
 
     A zero vector reflects nothing. The inverse is the transpose.
+
+    >>> t = HouseholderTransform(torch.randn(3, 2))
+    >>> z = torch.randn(5, 2)
+    >>> torch.allclose(t.inv(t(z)), z, atol=1e-5)
+    True
     """
 
     parameters = ("v",)

@@ -20,6 +20,11 @@ class PlanarTransform(FlowTransform):
 
     At w = 0 it is the translation by u tanh(b). The inverse solves the scalar equation a + (w·u) tanh(a) = w·z' + b
     for a = w·z + b: the triangular tanh equation with M = 1.
+
+    >>> t = PlanarTransform(u=torch.tensor([1.0, 0.5]), w=torch.tensor([2.0, -1.0]), b=torch.tensor(0.3))
+    >>> z = torch.randn(5, 2)
+    >>> torch.allclose(t.inv(t(z)), z, atol=1e-5)
+    True
     """
 
     parameters = ("u", "w", "b")

@@ -18,6 +18,11 @@ class RadialTransform(FlowTransform):
     """z' = z + β (z − z₀) / (α + |z − z₀|), for a centre ``(*, D)`` and α > 0, β > −α, both ``(*)``.
 
     The new radius is r' = r (1 + β/(α + r)), a quadratic in r whose positive root gives the inverse.
+
+    >>> t = RadialTransform(torch.zeros(2), alpha=torch.tensor(1.0), beta=torch.tensor(-0.5))
+    >>> z = torch.randn(5, 2)
+    >>> torch.allclose(t.inv(t(z)), z, atol=1e-5)
+    True
     """
 
     parameters = ("center", "alpha", "beta")

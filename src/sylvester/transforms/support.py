@@ -22,6 +22,9 @@ class SupportTransform(Transform):
 
     A constraint on single numbers holds for each coordinate. ``constraints.cat`` along the last axis puts each of its
     own on a part of the coordinates; a part's length is that of its event.
+
+    >>> SupportTransform(constraints.simplex)(torch.zeros(2))
+    tensor([0.3333, 0.3333, 0.3333])
     """
 
     domain = constraints.real_vector

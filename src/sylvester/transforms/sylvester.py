@@ -31,6 +31,14 @@ class SylvesterTransform(FlowTransform):
     Scores take one triangular solve. With H = diag(tanh'(a)) the Jacobian is J = I + QRHR̃Qᵀ, and ∂ladj/∂z = QR̃ᵀg for
     g = ∂ladj/∂a, g_i = −2ρ_i t_i h_i / (1 + ρ_i h_i). Outside the columns of Q, J is the identity; inside, Jᵀ is the
     lower triangular I + R̃ᵀHRᵀ. So with (I + R̃ᵀHRᵀ) x = Qᵀδ − R̃ᵀg, δ' = δ + Q(x − Qᵀδ).
+
+    >>> q = torch.linalg.qr(torch.randn(6, 3)).Q
+    >>> r, r_tilde = torch.rand(2, 3, 3).triu()
+    >>> t = SylvesterTransform(q, r, r_tilde, torch.zeros(3), validate_args=True)
+    >>> z = torch.randn(100, 6)
+    >>> y, ladj = t.call_and_ladj(z)
+    >>> torch.allclose(t.inv(y), z, atol=1e-4)
+    True
     """
 
     parameters = ("q", "r", "r_tilde", "b")

@@ -14,7 +14,12 @@ from sylvester.vae.likelihoods import Head
 
 
 class MLPEncoder(nn.Module):
-    """x (*, *``shape``) to contexts (*, ``context``); a number as the shape means vectors of so many features."""
+    """x (*, *``shape``) to contexts (*, ``context``); a number as the shape means vectors of so many features.
+
+    >>> import torch
+    >>> MLPEncoder((1, 28, 28), context=32)(torch.zeros(5, 1, 28, 28)).shape
+    torch.Size([5, 32])
+    """
 
     def __init__(
         self, shape: int | Sequence[int], context: int = 256, *, hidden_features: Sequence[int] = (256,)
@@ -32,7 +37,13 @@ class MLPEncoder(nn.Module):
 
 
 class MLPDecoder(nn.Module):
-    """Latents z (*, ``features``) to a distribution over x with event ``shape``, as `likelihoods.Head` makes it."""
+    """Latents z (*, ``features``) to a distribution over x with event ``shape``, as `likelihoods.Head` makes it.
+
+    >>> import torch
+    >>> decoder = MLPDecoder((1, 28, 28), features=8, likelihood="bernoulli")
+    >>> decoder(torch.zeros(100, 5, 8)).log_prob(torch.zeros(5, 1, 28, 28)).shape
+    torch.Size([100, 5])
+    """
 
     def __init__(
         self,
