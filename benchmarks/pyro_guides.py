@@ -35,7 +35,8 @@ from sylvester.flows import AffineIAF, TriangularSylvester
 
 Model = Callable[..., Any]
 
-SEEDS = (0, 1, 2)
+#: Those before them were spent on choosing defaults.
+SEEDS = (3, 4, 5)
 RATES = (0.01, 0.03, 0.1)
 STEPS, PARTICLES, DRAWS = 600, 16, 100_000
 LEVELS = (0.05, 0.5, 0.95)

@@ -25,9 +25,9 @@ class IAF(Flow):
     Args:
         hidden_features: one width for two hidden layers, or a width for each.
         activation: between the layers: "elu", "relu", "silu", "tanh" or a function of a tensor.
-        order: "alternating" reverses the order of the coordinates at every step, N R N R …; "paired" is what flipping z
-            before every second step without flipping it back amounts to, as in the paper's experiments:
-            N R R N N R R N ….
+        order: "alternating" reverses the order of the coordinates at every step, … R N R N: the last one has their own,
+            as models name first what others depend on; "paired" is what flipping z before every second step without
+            flipping it back amounts to, as in the paper's experiments: N R R N N R R N ….
         gate_floor: the least gate; 0 is the paper's.
     """
 
@@ -116,7 +116,7 @@ class AffineIAF(Flow):
         transforms: int = 8,
         *,
         hidden_features: int | Sequence[int] | None = None,
-        activation: Activation = "relu",
+        activation: Activation = "silu",
         order: Order = "alternating",
         init: Init = "identity",
         hyper_features: Sequence[int] = (),
@@ -259,7 +259,7 @@ def _parts(
 def _positions(features: int, transforms: int, order: Order) -> list[range]:
     if order not in get_args(Order):
         raise ValueError(f"Expected order in {get_args(Order)}; got {order!r}")
-    turned = [k % 2 if order == "alternating" else (k + 1) // 2 % 2 for k in range(transforms)]
+    turned = [(transforms - 1 - k) % 2 if order == "alternating" else (k + 1) // 2 % 2 for k in range(transforms)]
     return [range(features)[::-1] if turn else range(features) for turn in turned]
 
 
