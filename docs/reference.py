@@ -107,9 +107,21 @@ def command_line() -> str:
 
     text = app.generate_docs(output_format="markdown")
     text = re.sub(r"^(sylvester\b.*?) -m \w+", r"\1", text, flags=re.MULTILINE)  # how this process was started
-    text = re.sub(r"## Table of Contents\n.*?(?=\*\*Commands\*\*)", "", text, flags=re.DOTALL)
+    text = re.sub(r"## Table of Contents\n.*?(?=^\*\*)", "", text, flags=re.DOTALL | re.MULTILINE)
     text = re.sub(r"^```console$", "```text", text, flags=re.MULTILINE)
+    text = re.sub(r"^(sylvester (\w+)) \2 ", r"\1 ", text, flags=re.MULTILINE)  # of usages that name their command
+    sections = re.split(r"^(?=#+ sylvester)", text, flags=re.MULTILINE)
+    text = "".join(_with_examples(section, app) for section in sections if section)
+    # Headings that would fill the list of contents with the same few words.
+    text = re.sub(r"^\*\*(.+)\*\*:$", r"```{rubric} \1\n:heading-level: 3\n```", text, flags=re.MULTILINE)
     return re.sub(r"^# sylvester$", "# The command line", text, count=1, flags=re.MULTILINE)
+
+
+def _with_examples(section: str, app: Any) -> str:
+    """A command's part of the page, with the end of its help."""
+    for word in section.partition("\n")[0].split()[2:]:
+        app = app[word]
+    return f"{section.rstrip()}\n\n{app.help_epilogue}\n\n"
 
 
 def as_markup(app: object, what: str, name: str, value: Any, options: object, lines: list[str]) -> None:

@@ -8,44 +8,83 @@ from __future__ import annotations
 
 import errno
 import io
+import itertools
 import os
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, make_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from cyclopts import App, CycloptsError, Parameter, Token
+from cyclopts import App, CycloptsError, Group, Parameter, Token
 
 from sylvester import __version__
 from sylvester.allocator import keep_freed_memory
-from sylvester.app import display, machine, memory
+from sylvester.app import completion, display, machine, memory
 from sylvester.app.config import (
+    PRESETS,
     SETTINGS,
     WHOLE,
     Config,
     ConfigError,
+    default_of,
     describe,
     from_text,
     kind_of,
+    one_of,
     refused,
     resolve,
     whole,
 )
+from sylvester.app.experiments.paper import EXPERIMENTS
+from sylvester.app.experiments.tables import FORMATS
 from sylvester.app.paths import PathError, destination, usable
 from sylvester.app.processes import Terminated
 from sylvester.app.runs import DamagedRun, Run, RunError, RunFailure
+from sylvester.names import DATASETS, FLOWS
 
 if TYPE_CHECKING:
     from sylvester.app.data import Dataset
     from sylvester.app.experiments.comparison import Comparison, Entry
     from sylvester.app.experiments.sweep import Cell, Failure
 
-    Flags = Any
-    Values = Any
+PICTURES = 10_000  # images of one contact sheet at most
+LARGEST_SEED = 2**63 - 1
+
+# The headings of --help, in their order.
+_HEADINGS = ("Start", "Data", "Model", "Schedule", "Optimization", "Objective", "Evaluation", "Where it runs", "Output")
+_GROUPS = {name: Group(name, sort_key=place) for place, name in enumerate(_HEADINGS)}
+_SETTINGS = sorted(SETTINGS, key=lambda name: SETTINGS[name].recipe)  # what is tuned seldom stands last
+_METAVARS = {int: "N", float: "X", str: "NAME", Path: "FOLDER", tuple: "LOW HIGH", list: "X,X"}
+
+
+def _one_of(choices: Iterable[str], **shown: Any) -> Any:
+    """A word of some; near misses are told so by the sentence of the settings."""
+    known = tuple(choices)
+
+    def convert(_: object, tokens: Sequence[Token]) -> str:
+        return one_of(tokens[0].keyword or "it", tokens[0].value, known)
+
+    return Annotated[Literal[known], Parameter(converter=convert, metavar="NAME", **shown)]  # type: ignore[valid-type]
+
+
+def _word(_: object, tokens: Sequence[Token]) -> str:
+    return tokens[0].value
+
+
+if TYPE_CHECKING:
+    Flags = Values = Any
+    Flow = Format = Preset = Split = Experiment = Shell = DatasetName = str
 else:
+
+    def _kind(name: str) -> Any:
+        """What completion may offer: the names of a setting that has some, paths for paths."""
+        setting = SETTINGS[name]
+        if known := setting.choices or setting.names:
+            return Literal[known]
+        return {tuple: tuple[float, float], list: str}.get(kind_of(name), kind_of(name))
 
     def _flag(name: str) -> Any:
         """A flag whose words the schema converts; cyclopts would round 1.5 epochs to 2."""
@@ -54,17 +93,17 @@ else:
             return from_text(name, *(token.value for token in tokens))
 
         kind = kind_of(name)
-        how = {} if kind is bool else {"converter": convert}
-        if kind is list:  # one word, with commas
-            how |= {"n_tokens": 1}
-        shown = Parameter(help=describe(name), negative="", show_default=False, **how)
-        types = {tuple: tuple[float, float], list: tuple}
-        return Annotated[types.get(kind, kind) | None, shown]
+        how = {} if kind is bool else {"converter": convert, "metavar": _METAVARS[kind]}
+        return Annotated[_kind(name) | None, _shown(name, **how)]
+
+    def _shown(name: str, **how: Any) -> Parameter:
+        group = _GROUPS[SETTINGS[name].group]
+        return Parameter(help=describe(name), group=group, negative="", show_default=default_of(name) or False, **how)
 
     # The flags are the schema's fields. One that is not given is None, and file and preset decide.
     Flags = make_dataclass(
         "Flags",
-        [(name, _flag(name), None) for name in SETTINGS],
+        [(name, _flag(name), None) for name in _SETTINGS],
         kw_only=True,
         namespace={"__module__": __name__},
     )
@@ -78,7 +117,10 @@ else:
                 raise ConfigError(f"Expected {name} to be values separated by commas; got {tokens[0].value!r}")
             return tuple(dict.fromkeys(_value(name, word) for word in words))
 
-        return Annotated[tuple | None, Parameter(help=describe(name), negative="", n_tokens=1, converter=convert)]
+        kind = kind_of(name)
+        metavar = {tuple: "LOW:HIGH", list: "X:X", bool: "true"}.get(kind) or _METAVARS[kind]
+        hint = Literal["true", "false"] if kind is bool else str if kind is tuple else _kind(name)
+        return Annotated[hint | None, _shown(name, metavar=f"{metavar},…", converter=convert)]
 
     def _value(name: str, word: str) -> Any:
         kind = kind_of(name)
@@ -91,31 +133,18 @@ else:
     # One folder of data for all of a sweep; everything else may vary.
     Values = make_dataclass(
         "Values",
-        [(name, _values(name), None) for name in SETTINGS if name != "data_dir"],
+        [(name, _values(name), None) for name in _SETTINGS if name != "data_dir"],
         kw_only=True,
         namespace={"__module__": __name__},
     )
 
-PICTURES = 10_000  # images of one contact sheet at most
-LARGEST_SEED = 2**63 - 1
-
-# The format of a user's own images, for --help; `sylvester.app.data.custom` has the details.
-OWN_IMAGES = """Your own images are one archive, `numpy.savez_compressed("mine.npz", train=..., valid=..., test=...)`:
-arrays (N, H, W), (N, C, H, W) or (N, H, W, C) of uint8 (levels 0 to 255), bool, or float in [0, 1]. Without `valid`, a
-tenth of the training images is held out, drawn by the seed. Images of nothing but 0 and 1 are Bernoulli, other bytes
-categorical with 256 levels; grey floats need `--likelihood` or `likelihood="gaussian"` in the archive. With
-`dynamic=True` in it, grey images are binarized afresh at each visit. Anything else in the archive is ignored.
-The convolutional architectures need sides that are multiples of 4."""
-
-app = App(
-    name="sylvester",
-    version=__version__,
-    help="Train, evaluate and sample variational autoencoders with normalizing-flow posteriors.",
-    help_flags=["--help", "-h"],
-    suppress_keyboard_interrupt=False,  # main's caller ends the process
-)
-data_app = App(name="data", help=f"List, fetch and check the datasets.\n\n{OWN_IMAGES}")
-app.command(data_app)
+    Flow = _one_of(FLOWS, show_choices=False)
+    Format = _one_of(FORMATS, group=_GROUPS["Output"], help="How the table is printed.")
+    Preset = _one_of(PRESETS)
+    Split = _one_of(("test", "valid"))
+    Experiment = _one_of(EXPERIMENTS)
+    Shell = _one_of(completion.SHELLS)
+    DatasetName = Annotated[Literal[DATASETS], Parameter(converter=_word)]
 
 
 def _whole(low: int, high: int) -> Callable[[object, Sequence[Token]], int]:
@@ -134,27 +163,6 @@ def _whole(low: int, high: int) -> Callable[[object, Sequence[Token]], int]:
     return convert
 
 
-def _path(_: object, tokens: Sequence[Token]) -> Path:
-    try:
-        return usable(Path(tokens[0].value))
-    except PathError as error:
-        raise ConfigError(f"Expected a path that can be used; got {error}") from None
-
-
-UserPath = Annotated[Path, Parameter(converter=_path)]
-Quiet = Annotated[bool, Parameter(negative="", help="Show no progress.")]
-Json = Annotated[bool, Parameter(negative="", help="Print the result as JSON.")]
-DataDir = Annotated[
-    Path | None, Parameter(converter=_path, help="Folder of the dataset's files; nothing is downloaded then.")
-]
-
-
-Format = Annotated[str, Parameter(help="table, md, csv, tex or json.")]
-DryRun = Annotated[
-    bool, Parameter(negative="", help="Show what is done and what is left, with an estimate of the time.")
-]
-
-
 def _fraction(_: object, tokens: Sequence[Token]) -> float:
     try:
         value = float(tokens[0].value)
@@ -165,39 +173,151 @@ def _fraction(_: object, tokens: Sequence[Token]) -> float:
     return value
 
 
+def _path(_: object, tokens: Sequence[Token]) -> Path:
+    try:
+        return usable(Path(tokens[0].value))
+    except PathError as error:
+        raise ConfigError(f"Expected a path that can be used; got {error}") from None
+
+
+def _count(low: int, high: int, help: str, **shown: Any) -> Parameter:
+    return Parameter(converter=_whole(low, high), metavar="N", help=help, **shown)
+
+
+def _place(help: str, metavar: str = "FOLDER", group: str = "Output", **shown: Any) -> Parameter:
+    return Parameter(converter=_path, metavar=metavar, group=_GROUPS[group], help=help, **shown)
+
+
+RunFolder = Annotated[Path, Parameter(converter=_path, help="The run's folder.")]
+Folders = Annotated[
+    Path,
+    Parameter(name="RUN", converter=_path, show_default="runs", help="Folders of runs, or folders of such folders."),
+]
+TomlFile = Annotated[
+    Path | None, _place("Settings from a TOML file, such as a run's config.toml; flags override it.", "FILE", "Start")
+]
+DataDir = Annotated[Path | None, _place("Folder of the dataset's files; nothing is downloaded then.", group="Data")]
+Quiet = Annotated[bool, Parameter(negative="", show_default=False, group=_GROUPS["Output"], help="Show no progress.")]
+Json = Annotated[
+    bool, Parameter(negative="", show_default=False, group=_GROUPS["Output"], help="Print the result as JSON.")
+]
+DryRun = Annotated[
+    bool,
+    Parameter(
+        negative="",
+        show_default=False,
+        group=_GROUPS["Where it runs"],
+        help="Train nothing; show what is done and what is left, with an estimate of the time.",
+    ),
+]
+
+
+@Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class Where:
     """Where the runs of a sweep are done."""
 
     workers: Annotated[
-        int, Parameter(converter=_whole(1, 1024), help="Processes at a time, with their share of the threads.")
+        int,
+        _count(
+            1, 1024, "Runs at a time on this machine, with their share of the threads.", group=_GROUPS["Where it runs"]
+        ),
     ] = 1
     ray: Annotated[
         tuple[str, ...] | None,
-        Parameter(consume_multiple=(0, 1), negative="", help="On the Ray cluster at this address, or this machine's."),
+        Parameter(
+            consume_multiple=(0, 1),
+            negative="",
+            metavar="[ADDRESS]",
+            group=_GROUPS["Where it runs"],
+            help="On the Ray cluster at this address; without one, on a cluster of this machine alone.",
+        ),
     ] = None
-    cpus: Annotated[float, Parameter(converter=_fraction, help="Of the cluster, for each run.")] = 1
-    gpus: Annotated[float, Parameter(converter=_fraction, help="Of the cluster, for each run.")] = 0
+    cpus: Annotated[
+        float,
+        Parameter(
+            converter=_fraction, metavar="X", group=_GROUPS["Where it runs"], help="CPUs of the cluster per run."
+        ),
+    ] = 1
+    gpus: Annotated[
+        float,
+        Parameter(
+            converter=_fraction, metavar="X", group=_GROUPS["Where it runs"], help="GPUs of the cluster per run."
+        ),
+    ] = 0
     retries: Annotated[
-        int, Parameter(converter=_whole(0, 1000), help="How often a run is started again whose process was killed.")
+        int,
+        _count(0, 1000, "How often a run is started again whose process was killed.", group=_GROUPS["Where it runs"]),
     ] = 2
 
 
+_order = itertools.count()
+_MODEL, _MANY, _REST = (
+    Group(name, sort_key=place) for place, name in enumerate(("One model", "Several models", "Data and shell"))
+)
+
+
+def examples(*lines: str) -> str:
+    """The end of a help page."""
+    return "\n".join(("Example:" if len(lines) == 1 else "Examples:", "", "```sh", *lines, "```"))
+
+
+def _command(group: Group | None, *lines: str, **options: Any) -> dict[str, Any]:
+    """How a command stands in --help: among its like, in the order of this file, its page ending in examples."""
+    found = {"sort_key": next(_order), "help_epilogue": examples(*lines), **options}
+    return found if group is None else {"group": group, **found}
+
+
+# The format of a user's own images, for --help; `sylvester.app.data.custom` has the details.
+OWN_IMAGES = """Your own images are one archive, `numpy.savez_compressed("mine.npz", train=..., valid=..., test=...)`:
+arrays (N, H, W), (N, C, H, W) or (N, H, W, C) of uint8 (levels 0 to 255), bool, or float in [0, 1]. Without `valid`, a
+tenth of the training images is held out, drawn by the seed. Images of nothing but 0 and 1 are Bernoulli, other bytes
+categorical with 256 levels; grey floats need `--likelihood` or `likelihood="gaussian"` in the archive. With
+`dynamic=True` in it, grey images are binarized afresh at each visit. Anything else in the archive is ignored.
+The convolutional architectures need sides that are multiples of 4."""
+
+app = App(
+    name="sylvester",
+    version=__version__,
+    help="""Train, evaluate and sample variational autoencoders with normalizing-flow posteriors.
+
+    `sylvester demo` shows in two minutes what a flow is for, `sylvester train` trains a model on the embedded digits.
+    Every run is a folder, and the other commands take such folders. `sylvester COMMAND --help` explains a command.
+
+    Exit codes: 0 done, 1 failed while running, 2 bad input, 130 interrupted.
+    """,
+    help_flags=["--help", "-h"],
+    help_epilogue=examples("sylvester demo", "sylvester train --flow iaf", "sylvester compare --against gaussian"),
+    group_parameters=Group("Options", sort_key=-1),
+    suppress_keyboard_interrupt=False,  # main's caller ends the process
+)
+app["--help"].group = app["--version"].group = Group("Options", sort_key=9)
+
+
 @app.command(
-    help="Train a VAE, evaluate its best model on the test images and draw pictures; alone: T-SNF on the digits."
-    f"\n\n{OWN_IMAGES}"
+    **_command(
+        _MODEL,
+        "sylvester train --flow orthogonal-sylvester --rank 8 --seed 1",
+        "sylvester train --dataset mine.npz --preset paper --out runs/mine",
+    )
 )
 def train(
     *,
     flags: Annotated[Flags | None, Parameter(name="*")] = None,
-    config: Annotated[Path | None, Parameter(converter=_path, help="TOML file of settings; flags override it.")] = None,
+    config: TomlFile = None,
     out: Annotated[
-        Path | None,
-        Parameter(converter=_path, help="The run's folder, new or empty; by default the next free one in ./runs."),
+        Path | None, _place("The run's folder, new or empty; by default the next free one in ./runs.")
     ] = None,
     quiet: Quiet = False,
     json: Json = False,
 ) -> None:
+    """Train a VAE, score its best model on the test images, and draw pictures.
+
+    Without flags: a triangular Sylvester flow on the embedded digits, in a minute and a half on two cores. Flags come
+    before the file of `--config`, and that before the preset. Defaults are those of the preset quick, and of another
+    where it differs. Ctrl-C does no harm: `sylvester resume RUN` goes on. `sylvester data --help` says what an archive
+    of your own images is.
+    """
     settings = resolve(_given(flags), config)
     if out is not None:
         Run.require_free(out)
@@ -215,9 +335,12 @@ def train(
     _complete(run, data, quiet=quiet, json=json)
 
 
-@app.command
-def resume(run: UserPath, *, data_dir: DataDir = None, quiet: Quiet = False, json: Json = False) -> None:
-    """Continue an interrupted run exactly as if it had not been interrupted."""
+@app.command(**_command(_MODEL, "sylvester resume runs/digits-triangular-sylvester-1"))
+def resume(run: RunFolder, /, *, data_dir: DataDir = None, quiet: Quiet = False, json: Json = False) -> None:
+    """Continue an interrupted run, to the same bits as if it had not been interrupted.
+
+    Of a finished run, damaged files are made good from the checkpoint where that is possible, and named where not.
+    """
     opened = Run.open(run)
     result = opened.result
     if result is None:
@@ -237,17 +360,22 @@ def resume(run: UserPath, *, data_dir: DataDir = None, quiet: Quiet = False, jso
         display.show(f"{run} is finished: {display.achieved(result)}.")
 
 
-@app.command
+@app.command(**_command(_MODEL, "sylvester evaluate runs/digits-triangular-sylvester-1 --samples 5000"))
 def evaluate(
-    run: UserPath,
+    run: RunFolder,
+    /,
     *,
-    samples: Annotated[int, Parameter(converter=_whole(1, WHOLE), help="Importance samples per image.")] = 5000,
-    seed: Annotated[int, Parameter(converter=_whole(0, LARGEST_SEED), help="Seed of the importance samples.")] = 0,
+    samples: Annotated[int, _count(1, WHOLE, "Importance samples per image.")] = 5000,
+    seed: Annotated[int, _count(0, LARGEST_SEED, "Seed of the importance samples.")] = 0,
     data_dir: DataDir = None,
     quiet: Quiet = False,
     json: Json = False,
 ) -> None:
-    """Estimate the test log-likelihood of a run's best model; called again, it goes on where it stopped."""
+    """Estimate the test log-likelihood of a run's best model.
+
+    By importance sampling, with the Monte Carlo error and the error over test images. Interrupted and called again, it
+    goes on where it stopped; finished, it shows what it found.
+    """
     opened = Run.open(run)
     opened.require_model()
     data = _load(opened.config, data_dir, quiet=quiet)
@@ -265,19 +393,18 @@ def evaluate(
             display.show(figures["warning"])
 
 
-@app.command
+@app.command(**_command(_MODEL, "sylvester sample runs/digits-triangular-sylvester-1 -n 64 --out digits.png"))
 def sample(
-    run: UserPath,
+    run: RunFolder,
+    /,
     *,
-    number: Annotated[
-        int, Parameter(name=["--number", "-n"], converter=_whole(1, PICTURES), help="How many images.")
-    ] = 64,
+    number: Annotated[int, _count(1, PICTURES, "How many images.", name=["--number", "-n"])] = 64,
+    seed: Annotated[int, _count(0, LARGEST_SEED, "Seed of the draws.")] = 0,
     out: Annotated[
-        Path | None, Parameter(converter=_path, help="The PNG file; by default in the run's folder.")
+        Path | None, _place("The PNG file; by default samples-N-seedN.png in the run's folder.", "FILE")
     ] = None,
-    seed: Annotated[int, Parameter(converter=_whole(0, LARGEST_SEED), help="Seed of the draws.")] = 0,
 ) -> None:
-    """Draw images from a run's best model into a PNG file."""
+    """Draw images from a run's best model into a PNG file, whose path is printed."""
     opened = Run.open(run)
     opened.require_model()
     target = opened.path / f"samples-{number}-seed{seed}.png" if out is None else out
@@ -292,15 +419,19 @@ def sample(
     display.show(str(target))
 
 
-@app.command
+@app.command(**_command(_MODEL, "sylvester demo"))
 def demo(
     *,
-    out: Annotated[
-        Path, Parameter(converter=_path, help="Folder of the two runs and the picture; called again, it goes on there.")
-    ] = Path("runs/demo"),
+    out: Annotated[Path, _place("Folder of the two runs and the picture; called again, it goes on there.")] = Path(
+        "runs/demo"
+    ),
     quiet: Quiet = False,
 ) -> None:
-    """What a flow is for, in two minutes: a Gaussian and a Sylvester posterior on the embedded digits, compared."""
+    """Show in two minutes what a flow is for.
+
+    Trains a Gaussian and a Sylvester posterior with two latents on the embedded digits, compares them, and draws one
+    image's true posterior beside both.
+    """
     from sylvester.app import demonstration
 
     for flow in demonstration.FLOWS:
@@ -313,49 +444,60 @@ def demo(
         display.show(line)
 
 
-@app.command
+@app.command(
+    **_command(
+        _MANY,
+        "sylvester compare --against gaussian",
+        "sylvester compare runs/sweep --format md",
+        usage="Usage: sylvester compare [OPTIONS] [RUN...]",
+    )
+)
 def compare(
-    *runs: UserPath,
+    *runs: Folders,
     against: Annotated[
-        str | None, Parameter(help="A flow: differences from its runs on the same data, paired by seed and test image.")
+        Flow | None,
+        Parameter(help="Show differences from this flow's runs on the same data, paired by seed and test image."),
     ] = None,
     format: Format = "table",
 ) -> None:
-    """One table over run folders, grouped by everything but the seed; by default over all in ./runs."""
+    """Set runs side by side in one table, with means over seeds.
+
+    Runs that agree in everything but the seed are one row.
+    """
     from sylvester.app.experiments import comparison
 
-    _require_format(format)
     _show_comparison(comparison.compare(_folders(runs), against=against), format)
 
 
-@app.command
+@app.command(
+    **_command(
+        _MANY,
+        "sylvester gaps runs/digits-gaussian-1 runs/digits-triangular-sylvester-1",
+        usage="Usage: sylvester gaps [OPTIONS] RUN...",
+    )
+)
 def gaps(
-    *runs: UserPath,
-    number: Annotated[
-        int, Parameter(name=["--number", "-n"], converter=_whole(1, WHOLE), help="How many images, drawn by the seed.")
-    ] = 100,
-    split: Annotated[str, Parameter(help="Whose images: test or valid.")] = "test",
-    steps: Annotated[int, Parameter(converter=_whole(1, WHOLE), help="Of the refinement of each q.")] = 500,
-    samples: Annotated[int, Parameter(converter=_whole(2, WHOLE), help="Draws of each refined q per image.")] = 1000,
-    seed: Annotated[int, Parameter(converter=_whole(0, LARGEST_SEED), help="Seed of images and draws.")] = 0,
+    *runs: Annotated[Path, Parameter(name="RUN", converter=_path, help="Folders of runs on the same data.")],
+    number: Annotated[int, _count(1, WHOLE, "How many images, drawn by the seed.", name=["--number", "-n"])] = 100,
+    split: Annotated[Split, Parameter(help="Whose images.")] = "test",
+    steps: Annotated[int, _count(1, WHOLE, "Steps of the refinement of each q.")] = 500,
+    samples: Annotated[int, _count(2, WHOLE, "Draws of each refined q per image.")] = 1000,
+    seed: Annotated[int, _count(0, LARGEST_SEED, "Seed of images and draws.")] = 0,
     data_dir: DataDir = None,
     format: Format = "table",
-    json: Json = False,
     quiet: Quiet = False,
+    json: Json = False,
 ) -> None:
-    """Split log p(x) − ELBO into what the family lacks and what the encoder lacks, by refining q for each image.
+    """Split log p(x) − ELBO into what the family lacks and what the encoder lacks.
 
-    Of several runs, every family is refined under every decoder, as each decoder favours the q that it was trained
-    with: give a Gaussian's run and a flow's.
+    By refining q for each image. Of several runs, every family is refined under every decoder, as each decoder favours
+    the q that it was trained with: give a Gaussian's run and a flow's.
     """
     from sylvester.app.experiments import tables
 
     form = "json" if json else format
-    _require_format(form)
     if not runs:
         raise ConfigError("Expected the folders of one run or more; got none")
-    if split not in ("test", "valid"):
-        raise ConfigError(f"Expected --split to be test or valid; got {split!r}")
     opened = [Run.open(run) for run in dict.fromkeys(runs)]
     for run in opened:
         run.require_model()
@@ -372,23 +514,31 @@ def gaps(
     display.show(tables.render(report.table(found), form))
 
 
-@app.command
+@app.command(
+    **_command(
+        _MANY,
+        "sylvester sweep --flow gaussian,iaf --seed 0,1,2 --workers 2",
+        "sylvester sweep --latent 8,16,32 --dry-run",
+    )
+)
 def sweep(
     *,
     values: Annotated[Values | None, Parameter(name="*")] = None,
-    config: Annotated[Path | None, Parameter(converter=_path, help="TOML file of settings; flags override it.")] = None,
-    out: Annotated[Path, Parameter(converter=_path, help="The folder of the sweep's runs.")] = Path("runs/sweep"),
-    against: Annotated[str | None, Parameter(help="A flow: show the differences from its runs.")] = None,
+    config: TomlFile = None,
+    against: Annotated[
+        Flow | None, Parameter(group=_GROUPS["Output"], help="Show differences from this flow's runs, too.")
+    ] = None,
+    out: Annotated[Path, _place("Folder of the sweep's runs.")] = Path("runs/sweep"),
     data_dir: DataDir = None,
-    where: Annotated[Where | None, Parameter(name="*")] = None,
+    where: Where | None = None,
     dry_run: DryRun = False,
     quiet: Quiet = False,
     json: Json = False,
 ) -> None:
-    """Train all combinations of settings, each flag with one value or several (--flow gaussian,iaf --seed 0,1,2).
+    """Train all combinations of settings, and compare them.
 
-    Stop it anywhere and call it again, or several times at once: what is finished is not repeated, what is half done
-    goes on, what is damaged is named and done again.
+    Each setting takes one value or several, separated by commas. Stop it anywhere and call it again, or several times
+    at once: what is finished is not repeated, what is half done goes on, what is damaged is named and done again.
     """
     from sylvester.app.experiments import sweep as sweeps
 
@@ -405,39 +555,49 @@ def sweep(
     _require_all(failures)
 
 
-@app.command
+@app.command(
+    **_command(
+        _MANY,
+        "sylvester reproduce table1 --dry-run",
+        "sylvester reproduce table2 --only dataset=caltech101,flow=iaf --workers 2",
+    )
+)
 def reproduce(
-    experiment: str,
+    experiment: Annotated[
+        Experiment, Parameter(help="A table or figure of the paper, or its six posteriors on the embedded digits.")
+    ],
+    /,
     *,
     preset: Annotated[
-        str | None, Parameter(help="Other settings than the paper's, such as quick; sizes of the flows follow.")
+        Preset | None, Parameter(help="Other settings than the paper's; sizes of the flows follow.")
     ] = None,
     only: Annotated[
-        str | None, Parameter(help="Some of the grid: SETTING=VALUE,…, such as dataset=caltech101,flow=iaf.")
+        str | None,
+        Parameter(metavar="SETTING=VALUE,…", help="Some of the runs, such as dataset=caltech101,flow=iaf."),
     ] = None,
     seeds: Annotated[
-        str | None, Parameter(help="By default 0,1,2, for Frey Faces the 123,321,231 of the paper's code.")
-    ] = None,
-    out: Annotated[
-        Path | None, Parameter(converter=_path, help="The folder of the runs; by default runs/EXPERIMENT.")
+        str | None,
+        Parameter(
+            metavar="N,…",
+            show_default="0,1,2; freyfaces: 123,321,231",
+            help="Seeds of each row's runs; Frey Faces has those of the paper's code.",
+        ),
     ] = None,
     data_dir: DataDir = None,
-    where: Annotated[Where | None, Parameter(name="*")] = None,
-    report: Annotated[
-        Path | None, Parameter(converter=_path, help="Write an HTML page about the runs to this file, too.")
-    ] = None,
+    where: Where | None = None,
     dry_run: DryRun = False,
+    out: Annotated[Path | None, _place("Folder of the runs.", show_default="runs/EXPERIMENT")] = None,
+    report: Annotated[Path | None, _place("Write an HTML page about the runs to this file, too.", "FILE")] = None,
     format: Format = "table",
     quiet: Quiet = False,
 ) -> None:
-    """Do an experiment of the paper, table1, table2, table3 or figure3, or digits, and show it beside the published.
+    """Do an experiment of the paper and show it beside the published figures.
 
     A sweep like any other: stop it anywhere and call it again.
     """
     from sylvester.app.experiments import reproduction, tables
     from sylvester.app.experiments import sweep as sweeps
 
-    _require_format(format)
     if report is not None:
         _require_destination(report)
     chosen = reproduction.choose(experiment, preset=preset, only=only, seeds=seeds, data_dir=data_dir)
@@ -458,16 +618,23 @@ def reproduce(
     _require_all(failures)
 
 
-@app.command
+@app.command(
+    **_command(
+        _MANY,
+        "sylvester report",
+        "sylvester report runs/sweep -o sweep.html",
+        usage="Usage: sylvester report [OPTIONS] [RUN...]",
+    )
+)
 def report(
-    *runs: UserPath,
-    out: Annotated[Path, Parameter(name=["--out", "-o"], converter=_path, help="The HTML file.")] = Path("report.html"),
+    *runs: Folders,
     against: Annotated[
-        str, Parameter(help="The flow that differences are taken against, where there are runs of it.")
+        Flow, Parameter(help="The flow that differences are taken against, where there are runs of it.")
     ] = "gaussian",
+    out: Annotated[Path, _place("The HTML file.", "FILE", name=["--out", "-o"])] = Path("report.html"),
     quiet: Quiet = False,
 ) -> None:
-    """Write one self-contained HTML page about runs, by default all in ./runs: tables, curves, pictures, time."""
+    """Write one self-contained HTML page about runs: tables, curves, pictures, time."""
     from sylvester.app.experiments import comparison
 
     folders = _folders(runs)
@@ -476,9 +643,17 @@ def report(
     display.show(str(out))
 
 
-@data_app.command(name="list")
+data_app = App(
+    name="data",
+    help=f"List, fetch and check the datasets.\n\n{OWN_IMAGES}",
+    **_command(_REST, "sylvester data list", "sylvester data check mine.npz"),
+)
+app.command(data_app)
+
+
+@data_app.command(name="list", **_command(None, "sylvester data list"))
 def data_list(*, data_dir: DataDir = None, json: Json = False) -> None:
-    """The datasets, their sizes, licences and sources, and whether their files are here."""
+    """Show the datasets: sizes, licences, and whether their files are here."""
     from sylvester.app.data import listing
 
     with _data_errors():
@@ -489,8 +664,15 @@ def data_list(*, data_dir: DataDir = None, json: Json = False) -> None:
         display.listing(rows)
 
 
-@data_app.command(name="fetch")
-def data_fetch(name: str, *, data_dir: DataDir = None, quiet: Quiet = False, json: Json = False) -> None:
+@data_app.command(name="fetch", **_command(None, "sylvester data fetch mnist"))
+def data_fetch(
+    name: Annotated[DatasetName, Parameter(help="A dataset.")],
+    /,
+    *,
+    data_dir: DataDir = None,
+    quiet: Quiet = False,
+    json: Json = False,
+) -> None:
     """Download a dataset into the cache folder, or check that its files are in --data-dir."""
     from sylvester.app.data import fetch
 
@@ -499,9 +681,22 @@ def data_fetch(name: str, *, data_dir: DataDir = None, quiet: Quiet = False, jso
     display.report(report, json)
 
 
-@data_app.command(name="check")
-def data_check(name: str, *, data_dir: DataDir = None, json: Json = False) -> None:
-    """Compare a dataset's files with their checksums; exits with 2 where they are missing or differ."""
+@data_app.command(
+    name="check", **_command(None, "sylvester data check mine.npz", "sylvester data check mnist --data-dir DIR")
+)
+def data_check(
+    name: Annotated[
+        DatasetName, Parameter(help="A dataset by name, or the path of an .npz archive of your own images.")
+    ],
+    /,
+    *,
+    data_dir: DataDir = None,
+    json: Json = False,
+) -> None:
+    """Compare a dataset's files with their checksums, or see whether an archive of your own can be used.
+
+    Exits with 2 where files are missing, differ or cannot be used.
+    """
     from sylvester.app.data import check
 
     with _data_errors():
@@ -509,6 +704,23 @@ def data_check(name: str, *, data_dir: DataDir = None, json: Json = False) -> No
     display.report(report, json)
     if not report.ok:
         raise ConfigError(report.problem or f"Expected whole files of {name}; got others")
+
+
+@app.command(
+    name="completion",
+    **_command(
+        _REST,
+        'eval "$(sylvester completion bash)"      # in ~/.bashrc',
+        'eval "$(sylvester completion zsh)"       # in ~/.zshrc, after compinit',
+        "sylvester completion fish | source       # in ~/.config/fish/config.fish",
+    ),
+)
+def shell_completion(shell: Annotated[Shell, Parameter(help="The shell that is to complete.")], /) -> None:
+    """Print a script that makes a shell complete commands, flags, names and paths.
+
+    Put the line of your shell into the file that it reads at its start.
+    """
+    display.show(completion.script(app, shell))
 
 
 def main() -> None:
@@ -550,13 +762,6 @@ def _folders(runs: Sequence[Path]) -> Sequence[Path]:
     if not runs and not Path("runs").is_dir():
         raise ConfigError("Expected run folders, or some in ./runs; got neither")
     return runs or [Path("runs")]
-
-
-def _require_format(form: str) -> None:
-    from sylvester.app.experiments.tables import FORMATS
-
-    if form not in FORMATS:
-        raise ConfigError(f"Expected --format to be one of {', '.join(FORMATS)}; got {form!r}")
 
 
 def _show_comparison(found: Comparison, form: str) -> None:

@@ -14,7 +14,7 @@ import re
 import reprlib
 import tomllib
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
@@ -53,6 +53,8 @@ class Setting:
     argument: str | None = None  # of the flow's class
     unset: str | None = None  # what its absence means to the flows that take it: others need a value
     recipe: bool = False  # says how weights are found, and nothing of the model that has them
+    names: tuple[str, ...] = ()  # values that have a name, where others are possible
+    group: str = field(kw_only=True)  # the heading under which --help has its flag
 
     @property
     def of_some_flows(self) -> bool:
@@ -148,69 +150,127 @@ class Config(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
-    preset: Annotated[str, Setting("Where unset values come from", choices=tuple(PRESETS))] = "quick"
+    preset: Annotated[
+        str, Setting("Where settings that are not given come from", group="Start", choices=tuple(PRESETS))
+    ] = "quick"
     dataset: Annotated[
-        str, Setting(f"One of {', '.join(DATASETS)}, or the path of an .npz archive of your own images")
+        str,
+        Setting("A dataset by name, or the path of an .npz archive of your own images", group="Data", names=DATASETS),
     ] = "digits"
     likelihood: Annotated[
         Likelihood | None,
-        Setting("Of the images given z, where it is not to follow from them", choices=LIKELIHOODS),
+        Setting(
+            "Distribution of the pixels given z; by default it follows from the images",
+            group="Data",
+            choices=LIKELIHOODS,
+        ),
     ] = None
-    flow: Annotated[str, Setting("Family of the posterior", choices=FLOWS)] = "triangular-sylvester"
+    flow: Annotated[str, Setting("Family of the posterior", group="Model", choices=FLOWS)] = "triangular-sylvester"
     transforms: Annotated[
-        int | None, Setting("Steps of the flow", 1, 10_000, flows=_ALL_BUT_GAUSSIAN, argument="transforms")
+        int | None,
+        Setting("Steps of the flow", 1, 10_000, group="Model", flows=_ALL_BUT_GAUSSIAN, argument="transforms"),
     ] = None
-    rank: Annotated[int | None, Setting("Columns of Q", 1, 2**20, flows=("orthogonal-sylvester",), argument="rank")] = (
-        None
-    )
+    rank: Annotated[
+        int | None,
+        Setting(
+            "Columns of Q, at most the size of z",
+            1,
+            2**20,
+            group="Model",
+            flows=("orthogonal-sylvester",),
+            argument="rank",
+        ),
+    ] = None
     reflections: Annotated[
         int | None,
-        Setting("Reflections that make Q", 1, 10_000, flows=("householder-sylvester",), argument="reflections"),
+        Setting(
+            "Householder reflections that make Q",
+            1,
+            10_000,
+            group="Model",
+            flows=("householder-sylvester",),
+            argument="reflections",
+        ),
     ] = None
     hidden: Annotated[
         int | None,
-        Setting("Width of the masked and coupling networks", 1, 2**20, flows=_NETWORKS, argument="hidden_features"),
+        Setting(
+            "Width of the networks inside masked and coupling flows",
+            1,
+            2**20,
+            group="Model",
+            flows=_NETWORKS,
+            argument="hidden_features",
+        ),
     ] = None
-    bins: Annotated[int | None, Setting("Pieces of a spline", 1, 999, flows=_SPLINES, argument="bins")] = None
+    bins: Annotated[
+        int | None, Setting("Pieces of each spline", 1, 999, group="Model", flows=_SPLINES, argument="bins")
+    ] = None
     activation: Annotated[
         str | None,
         Setting(
-            "Between the layers of these networks",
+            "Between the layers of the networks inside masked and coupling flows",
+            group="Model",
             choices=("relu", "silu", "elu", "tanh"),
             flows=_NETWORKS,
             argument="activation",
             unset="elu",  # the paper's, and that of runs from before there was a choice
         ),
     ] = None
-    latent: Annotated[int, Setting("Size of z", 1, 2**20, argument="features")]
-    epochs: Annotated[int, Setting("Epochs at most", 1, WHOLE)]
+    latent: Annotated[int, Setting("Size of z", 1, 2**20, group="Model", argument="features")]
+    epochs: Annotated[int, Setting("Epochs at most", 1, WHOLE, group="Schedule")]
     refine_epochs: Annotated[
         int,
         Setting(
-            "After that, so many epochs for encoder and flow alone, on images that the best model draws",
+            "Epochs after those, for encoder and flow alone, on images that the best model draws",
             0,
             WHOLE,
+            group="Schedule",
             recipe=True,
         ),
     ] = 0
     patience: Annotated[
         int,
         Setting(
-            "Stop after so many epochs, from the warmup's end on, without a better validation bound; 0: never", 0, WHOLE
+            "Stop after so many epochs without a better validation bound, counted from the end of the warmup; 0: never",
+            0,
+            WHOLE,
+            group="Schedule",
         ),
     ]
-    warmup: Annotated[int, Setting("Epochs over which the weight of the KL term grows to 1", 0, WHOLE)]
+    warmup: Annotated[
+        int, Setting("Epochs over which the weight of the KL term grows to 1", 0, WHOLE, group="Schedule")
+    ]
     warmup_by: Annotated[
-        str, Setting("Whether that weight grows with every epoch or step", choices=("epoch", "step"), recipe=True)
+        str,
+        Setting(
+            "Whether the weight of the KL term grows every epoch or every step",
+            group="Schedule",
+            choices=("epoch", "step"),
+            recipe=True,
+        ),
     ] = "epoch"
-    beta_start: Annotated[float, Setting("The weight of the KL term that it grows from", 0.0, 1.0, recipe=True)] = 0.0
+    beta_start: Annotated[
+        float, Setting("Weight of the KL term at the start of the warmup", 0.0, 1.0, group="Schedule", recipe=True)
+    ] = 0.0
     validate_every: Annotated[
-        int, Setting("Validate and save a checkpoint after every so many epochs and the last", 1, WHOLE, recipe=True)
+        int,
+        Setting(
+            "Validate and save a checkpoint every so many epochs, and after the last",
+            1,
+            WHOLE,
+            group="Schedule",
+            recipe=True,
+        ),
     ] = 1
     smooth: Annotated[
         int,
         Setting(
-            "Choose the best epoch by the mean of so many validations, its own and those before", 1, WHOLE, recipe=True
+            "Choose the best epoch by the mean of so many validations, its own and those before",
+            1,
+            WHOLE,
+            group="Schedule",
+            recipe=True,
         ),
     ] = 1
     averages: Annotated[
@@ -220,6 +280,7 @@ class Config(BaseModel):
             "beside the weights themselves, and the best is the model",
             0.0,
             1.0,
+            group="Schedule",
             between=True,
             recipe=True,
         ),
@@ -227,23 +288,34 @@ class Config(BaseModel):
     objective: Annotated[
         str,
         Setting(
-            "Bound to train on; dreg is iwae or, with alpha, renyi by doubly reparameterized gradients",
+            "Bound to train on; dreg is iwae or, with --alpha, renyi by doubly reparameterized gradients",
+            group="Objective",
             choices=("elbo", "iwae", "dreg", "renyi"),
         ),
     ] = "elbo"
-    samples: Annotated[int, Setting("Samples of z per image in training", 1, 10_000)] = 1
-    alpha: Annotated[float | None, Setting("Order of the bound, with renyi and dreg", 0, 1000)] = None
-    path_gradient: Annotated[bool, Setting("Train the elbo by path gradients")] = False
-    batch_size: Annotated[int, Setting("Images per step, over all devices together", 1, WHOLE)]
+    samples: Annotated[int, Setting("Samples of z per image in training", 1, 10_000, group="Objective")] = 1
+    alpha: Annotated[
+        float | None, Setting("Order of the bound, with the objectives renyi and dreg", 0, 1000, group="Objective")
+    ] = None
+    path_gradient: Annotated[bool, Setting("Train the ELBO by path gradients", group="Objective")] = False
+    batch_size: Annotated[int, Setting("Images per step, over all devices together", 1, WHOLE, group="Optimization")]
     optimizer: Annotated[
-        str, Setting("What turns gradients into steps", choices=("adamax", "adam", "adamw"), recipe=True)
+        str,
+        Setting(
+            "Rule that turns gradients into steps",
+            group="Optimization",
+            choices=("adamax", "adam", "adamw"),
+            recipe=True,
+        ),
     ] = "adamax"
-    learning_rate: Annotated[float, Setting("Of the optimizer", 0, 1e37, between=True)]  # a float32, with room
+    learning_rate: Annotated[  # a float32, with room
+        float, Setting("Size of the optimizer's steps", 0, 1e37, group="Optimization", between=True)
+    ]
     schedule: Annotated[
         str,
         Setting(
-            "Whether the learning rate stays or falls to zero over the epochs, which stopping early (patience) would "
-            "cut off",
+            "Whether the learning rate stays, or falls to zero over the epochs, which --patience would cut off",
+            group="Optimization",
             choices=("constant", "cosine"),
             recipe=True,
         ),
@@ -251,47 +323,71 @@ class Config(BaseModel):
     refine_rate: Annotated[
         float | None,
         Setting(
-            "Learning rate of the refinement, by default the same; a smaller one keeps what is learned",
+            "Learning rate of --refine-epochs, by default the same; a smaller one keeps what is learned",
             0,
             1e37,
+            group="Schedule",
             between=True,
             recipe=True,
         ),
     ] = None
     warmup_steps: Annotated[
-        int, Setting("Steps over which the learning rate grows from zero", 0, WHOLE, recipe=True)
+        int,
+        Setting("Steps over which the learning rate grows from zero", 0, WHOLE, group="Optimization", recipe=True),
     ] = 0
     beta1: Annotated[
-        float, Setting("Decay of the optimizer's mean of gradients", 0.0, 1.0, between=True, recipe=True)
+        float,
+        Setting(
+            "Decay of the optimizer's mean of gradients", 0.0, 1.0, group="Optimization", between=True, recipe=True
+        ),
     ] = 0.9
     beta2: Annotated[
-        float, Setting("Decay of the optimizer's size of gradients", 0.0, 1.0, between=True, recipe=True)
+        float,
+        Setting(
+            "Decay of the optimizer's size of gradients", 0.0, 1.0, group="Optimization", between=True, recipe=True
+        ),
     ] = 0.999
     weight_decay: Annotated[
         float,
         Setting(
-            "Shrink the weights, not the biases, of encoder and flow by this times the learning rate in each step of "
-            "adamw",
+            "With adamw, shrink the weights (not the biases) of encoder and flow by this times the learning rate in "
+            "each step",
             0.0,
             1e6,
+            group="Optimization",
             recipe=True,
         ),
     ] = 0.0
     clip: Annotated[
         float | None,
-        Setting("Largest norm of a gradient; longer ones are shortened to it", 0, 1e37, between=True, recipe=True),
+        Setting(
+            "Largest norm of a gradient; longer ones are shortened to it",
+            0,
+            1e37,
+            group="Optimization",
+            between=True,
+            recipe=True,
+        ),
     ] = None
     dropout: Annotated[
-        float, Setting("Share of the encoder's outputs that are zeroed in training", 0.0, 0.99, recipe=True)
+        float,
+        Setting("Share of the encoder's outputs that training zeroes", 0.0, 0.99, group="Optimization", recipe=True),
     ] = 0.0
     flip: Annotated[
         float,
-        Setting("Share of the pixels that the encoder alone sees inverted in training", 0.0, 0.5, recipe=True),
+        Setting(
+            "Share of the pixels that training shows inverted to the encoder, and to it alone",
+            0.0,
+            0.5,
+            group="Optimization",
+            recipe=True,
+        ),
     ] = 0.0
     architecture: Annotated[
         str,
         Setting(
-            "Dense layers, the convolutions of the paper's appendix or those of its released code",
+            "Dense layers, the convolutions of the paper's appendix, or those of its released code",
+            group="Model",
             choices=("mlp", "paper", "released"),
         ),
     ]
@@ -299,31 +395,45 @@ class Config(BaseModel):
         str,
         Setting(
             "Start at the Gaussian posterior, or with torch's default initialization",
+            group="Model",
             choices=("identity", "torch"),
             argument="init",
         ),
     ]
     variance_bounds: Annotated[
-        tuple[float, float] | None, Setting("Clamp of the variance of z_0", argument="variance_bounds")
+        tuple[float, float] | None,
+        Setting("Smallest and largest variance of z_0", group="Model", argument="variance_bounds"),
     ] = None
-    nll_samples: Annotated[int, Setting("Importance samples per image of the final test; 0: none", 0, WHOLE)]
+    nll_samples: Annotated[
+        int, Setting("Importance samples per image of the final test; 0: the ELBO alone", 0, WHOLE, group="Evaluation")
+    ]
     test: Annotated[
         str,
         Setting(
-            "When the test images are scored; without them, sylvester evaluate does it later",
+            "Score the test images at the end, or leave them to sylvester evaluate",
+            group="Evaluation",
             choices=("end", "never"),
         ),
     ] = "end"
-    seed: Annotated[int, Setting("Everything random derives from it", 0, SEED)] = 0
-    data_dir: Annotated[Path | None, Setting("Folder of the dataset's files; nothing is downloaded then")] = None
-    devices: Annotated[int, Setting("Processes, one per device", 1, 1024)] = 1
+    seed: Annotated[int, Setting("Everything random derives from it", 0, SEED, group="Start")] = 0
+    data_dir: Annotated[
+        Path | None, Setting("Folder of the dataset's files; nothing is downloaded then", group="Data")
+    ] = None
+    devices: Annotated[int, Setting("Processes, one per device", 1, 1024, group="Where it runs")] = 1
     precision: Annotated[
         str,
-        Setting("Arithmetic outside the flow", choices=("32-true", "64-true", "bf16-mixed", "16-mixed")),
+        Setting(
+            "Arithmetic outside the flow",
+            group="Where it runs",
+            choices=("32-true", "64-true", "bf16-mixed", "16-mixed"),
+        ),
     ] = "32-true"
     compile: Annotated[
         bool,
-        Setting("Compile the model's terms with torch.compile: about a minute once, then small models train faster"),
+        Setting(
+            "Compile the model's terms with torch.compile: about a minute once, then small models train faster",
+            group="Where it runs",
+        ),
     ] = False
 
     @field_validator("*", mode="wrap")
@@ -333,7 +443,7 @@ class Config(BaseModel):
         name: str = info.field_name
         setting, kind = SETTINGS[name], kind_of(name)
         if setting.choices and value is not None:
-            return _one_of(name, value, setting.choices)
+            return one_of(name, value, setting.choices)
         if isinstance(value, str) and kind is Path:  # TOML has neither paths nor tuples
             value = Path(value)
         if isinstance(value, list) and kind in (tuple, list):
@@ -350,7 +460,7 @@ class Config(BaseModel):
     @classmethod
     def _named_or_file(cls, value: str) -> str:
         if not value.endswith(".npz"):
-            return _one_of("dataset", value, DATASETS, "or a path that ends in .npz")
+            return one_of("dataset", value, DATASETS, "or a path that ends in .npz")
         # Absolute, because the run may be resumed from another folder.
         return str(_absolute("dataset", Path(value)))
 
@@ -474,12 +584,26 @@ def whole(word: str) -> int:
 
 
 def describe(name: str) -> str:
-    """One line for ``--help``."""
+    """A sentence for ``--help``, which shows choices and defaults by itself."""
     setting = SETTINGS[name]
-    choices = f": {', '.join(setting.choices)}" if setting.choices else ""
     without = [flow for flow in FLOWS if flow not in setting.flows]
-    flows = ", ".join(setting.flows) if len(setting.flows) <= len(without) else f"all flows but {', '.join(without)}"
-    return f"{setting.help}{choices}{f' ({flows})' if setting.of_some_flows else ''}."
+    flows = f"all flows but {', '.join(without)}" if len(without) <= 2 else ", ".join(setting.flows)
+    return f"{setting.help}{f' ({flows})' if setting.of_some_flows else ''}."
+
+
+def default_of(name: str) -> str:
+    """What a setting is where nothing else is said, first by the default preset, then by those that differ."""
+    setting, own = SETTINGS[name], Config.model_fields[name].default
+    values = {preset: values.get(name, setting.unset or own) for preset, values in PRESETS.items()}
+    usual = values.pop(Config.model_fields["preset"].default)
+    if usual is None or usual is False:
+        return ""
+    others = ", ".join(f"{preset}: {_plain(value)}" for preset, value in values.items() if value != usual)
+    return f"{_plain(usual)}; {others}" if others else _plain(usual)
+
+
+def _plain(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def resolve(flags: Mapping[str, Any], file: Path | None = None) -> Config:
@@ -487,9 +611,9 @@ def resolve(flags: Mapping[str, Any], file: Path | None = None) -> Config:
     given = {**(read_toml(file) if file is not None else {}), **flags}
     given.pop("format", None)  # of a run's own config.toml
     for key in given:
-        _one_of("a setting", key, SETTINGS)
+        one_of("a setting", key, SETTINGS)
     preset, flow, dataset = (given.get(key, Config.model_fields[key].default) for key in ("preset", "flow", "dataset"))
-    values = dict(PRESETS[_one_of("preset", preset, PRESETS)])
+    values = dict(PRESETS[one_of("preset", preset, PRESETS)])
     if isinstance(dataset, str):
         values |= EXCEPTIONS.get((preset, dataset), {})
     values = {key: value for key, value in values.items() if flow in SETTINGS[key].flows}
@@ -499,7 +623,7 @@ def resolve(flags: Mapping[str, Any], file: Path | None = None) -> Config:
 def parse(values: Mapping[str, Any]) -> Config:
     """Settings as they are, without a preset's; the first thing wrong is a sentence."""
     for key in values:
-        _one_of("a setting", key, SETTINGS)
+        one_of("a setting", key, SETTINGS)
     try:
         return Config.model_validate(values)
     except ValidationError as error:
@@ -535,7 +659,7 @@ def _short(value: Any) -> str:
     return printer.repr(value)
 
 
-def _one_of(what: str, value: Any, choices: Collection[str], alternative: str = "") -> str:
+def one_of(what: str, value: Any, choices: Collection[str], alternative: str = "") -> str:
     if isinstance(value, str) and value in choices:
         return value
     text = str(value)[:100]
