@@ -91,34 +91,44 @@ def test_python_runs(page: str, tmp_path: Path) -> None:
 
 
 def commands(page: str) -> Iterator[list[str]]:
-    """The words of every command of a page's shell blocks, without comments and variables in front."""
+    """The words of every command of a page's shell blocks."""
     for _, source in blocks(page, "sh"):
-        for line in source.replace("\\\n", " ").splitlines():
-            for part in line.split("&&"):
-                # What may be left out or repeated, [RUN …], is no word of the command.
-                words = shlex.split(re.sub(r"\[[A-Z]+ ?…?\]", "", part), comments=True)
-                while words and re.match(r"[A-Z_]+=", words[0]):
-                    words.pop(0)
-                if words:
-                    yield words
+        yield from commands_in(source)
+
+
+def commands_in(source: str) -> Iterator[list[str]]:
+    """Without comments and variables in front; what a shell is to eval is a command, too."""
+    for line in re.sub(r'eval "\$\((.+)\)"', r"\1", source.replace("\\\n", " ")).splitlines():
+        for part in re.split(r"&&|\|", line):
+            # What may be left out or repeated, [RUN …], is no word of the command.
+            words = shlex.split(re.sub(r"\[[A-Z]+ ?…?\]", "", part), comments=True)
+            while words and re.match(r"[A-Z_]+=", words[0]):
+                words.pop(0)
+            if words:
+                yield words
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if any(blocks(page, "sh"))])
 def test_shell_blocks_name_real_commands_and_flags(page: str) -> None:
-    for program, *words in commands(page):
-        match program:
-            case "sylvester":
-                check_sylvester(words)
-            case "make":
-                assert set(words) <= targets(), words
-            case "pip":
-                check_extras(words)
-            case "python":
-                module = ROOT / words[1].replace(".", "/") if words[0] == "-m" else None
-                scripts = [ROOT / words[0]] if module is None else [module / "__main__.py", module.with_suffix(".py")]
-                assert any(script.is_file() for script in scripts), words
-            case _:
-                assert program in ("export", "git", "ray", "scp"), f"no test knows the program {program}"
+    for words in commands(page):
+        check_command(words)
+
+
+def check_command(words: list[str]) -> None:
+    program, *words = words
+    match program:
+        case "sylvester":
+            check_sylvester(words)
+        case "make":
+            assert set(words) <= targets(), words
+        case "pip":
+            check_extras(words)
+        case "python":
+            module = ROOT / words[1].replace(".", "/") if words[0] == "-m" else None
+            scripts = [ROOT / words[0]] if module is None else [module / "__main__.py", module.with_suffix(".py")]
+            assert any(script.is_file() for script in scripts), words
+        case _:
+            assert program in ("export", "git", "ray", "scp", "source"), f"no test knows the program {program}"
 
 
 def check_sylvester(words: list[str]) -> None:
@@ -182,22 +192,28 @@ def test_code_in_the_text_names_real_commands_and_flags(page: str) -> None:
 
 
 def flags_of() -> dict[str, set[str]]:
-    """The flags of every command."""
-    found: dict[str, set[str]] = {}
+    """The flags of every command; of those that only hold others, none."""
+    return {
+        name: {flag for argument in app.assemble_argument_collection() for flag in argument.names}
+        for name, app in applications()
+    }
 
-    def walk(app: cli.App, name: str) -> None:
-        for command in (name for name in app if not name.startswith("-")):
-            inner = app[command]
-            full = f"{name} {command}".strip()
-            if any(not each.startswith("-") for each in inner):
-                found[full] = set()
-                walk(inner, full)
-            else:
-                arguments = inner.assemble_argument_collection()
-                found[full] = {flag for argument in arguments for flag in argument.names}
 
-    walk(cli.app, "")
-    return found
+def applications(app: cli.App = cli.app, name: str = "") -> Iterator[tuple[str, cli.App]]:
+    """Every command by the words that follow ``sylvester``."""
+    for command in (name for name in app if not name.startswith("-")):
+        full = f"{name} {command}".strip()
+        yield full, app[command]
+        yield from applications(app[command], full)
+
+
+@pytest.mark.parametrize("name", ["", *(name for name, _ in applications())])
+def test_help_ends_in_real_examples_of_its_command(name: str) -> None:
+    app = {"": cli.app, **dict(applications())}[name]
+    (source,) = re.findall(r"```sh\n(.*)```$", app.help_epilogue, flags=re.DOTALL)
+    for words in commands_in(source):
+        check_command(words)
+        assert words[0] == "source" or words[1 : 1 + len(name.split())] == name.split()
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -222,7 +222,7 @@ class TestFormats:
 
 class TestBadFiles:
     def test_missing_file(self, tmp_path):
-        with pytest.raises(DataError, match=r"Expected chardata\.mat.*found neither: download it from https"):
+        with pytest.raises(DataError, match=r"Expected chardata\.mat.*got neither: download it from https"):
             load("omniglot", data_dir=tmp_path)
 
     @pytest.mark.parametrize("damage", [lambda data: data[:-1], lambda data: data[:-1] + b"0", lambda data: b""])
@@ -385,10 +385,10 @@ class TestDownload:
         entry, _ = small_mnist(tmp_path / "remote", url=url)
         (tmp_path / "empty").mkdir()
         for action in (load, fetch):
-            with pytest.raises(DataError, match="found neither"):
+            with pytest.raises(DataError, match="got neither"):
                 action(entry, data_dir=tmp_path / "empty")
         monkeypatch.setenv("SYLVESTER_DATA", str(tmp_path / "empty"))
-        with pytest.raises(DataError, match="found neither"):
+        with pytest.raises(DataError, match="got neither"):
             load(entry)
         assert not asked
 

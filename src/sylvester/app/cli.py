@@ -6,6 +6,7 @@ command needs it.
 
 from __future__ import annotations
 
+import difflib
 import errno
 import io
 import itertools
@@ -18,7 +19,20 @@ from dataclasses import asdict, dataclass, fields, make_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from cyclopts import App, CycloptsError, Group, Parameter, Token
+from cyclopts import (
+    App,
+    CoercionError,
+    ConsumeMultipleError,
+    CycloptsError,
+    Group,
+    MissingArgumentError,
+    Parameter,
+    RepeatArgumentError,
+    Token,
+    UnknownCommandError,
+    UnknownOptionError,
+    UnusedCliTokensError,
+)
 
 from sylvester import __version__
 from sylvester.allocator import keep_freed_memory
@@ -60,12 +74,12 @@ _SETTINGS = sorted(SETTINGS, key=lambda name: SETTINGS[name].recipe)  # what is 
 _METAVARS = {int: "N", float: "X", str: "NAME", Path: "FOLDER", tuple: "LOW HIGH", list: "X,X"}
 
 
-def _one_of(choices: Iterable[str], **shown: Any) -> Any:
+def _one_of(choices: Iterable[str], what: str | None = None, **shown: Any) -> Any:
     """A word of some; near misses are told so by the sentence of the settings."""
     known = tuple(choices)
 
     def convert(_: object, tokens: Sequence[Token]) -> str:
-        return one_of(tokens[0].keyword or "it", tokens[0].value, known)
+        return one_of(what or str(tokens[0].keyword), tokens[0].value, known)
 
     return Annotated[Literal[known], Parameter(converter=convert, metavar="NAME", **shown)]  # type: ignore[valid-type]
 
@@ -79,22 +93,21 @@ if TYPE_CHECKING:
     Flow = Format = Preset = Split = Experiment = Shell = DatasetName = str
 else:
 
-    def _kind(name: str) -> Any:
-        """What completion may offer: the names of a setting that has some, paths for paths."""
-        setting = SETTINGS[name]
-        if known := setting.choices or setting.names:
-            return Literal[known]
-        return {tuple: tuple[float, float], list: str}.get(kind_of(name), kind_of(name))
-
     def _flag(name: str) -> Any:
         """A flag whose words the schema converts; cyclopts would round 1.5 epochs to 2."""
+        kind, known = kind_of(name), SETTINGS[name].choices or SETTINGS[name].names
 
         def convert(_: object, tokens: Sequence[Token]) -> Any:
-            return from_text(name, *(token.value for token in tokens))
+            words = [token.value for token in tokens]
+            if kind in (int, float, str) and "," in words[0] and not words[0].endswith(".npz"):
+                raise ConfigError(f"Expected one value of {name}; got {words[0]!r}: sylvester sweep takes several")
+            return from_text(name, *words)
 
-        kind = kind_of(name)
         how = {} if kind is bool else {"converter": convert, "metavar": _METAVARS[kind]}
-        return Annotated[_kind(name) | None, _shown(name, **how)]
+        if kind is list:  # one word, with commas
+            how |= {"n_tokens": 1, "allow_repeating": False}
+        hint = Literal[known] | str if known else {tuple: tuple[float, float], list: tuple}.get(kind, kind)
+        return Annotated[hint | None, _shown(name, **how)]
 
     def _shown(name: str, **how: Any) -> Parameter:
         group = _GROUPS[SETTINGS[name].group]
@@ -117,10 +130,11 @@ else:
                 raise ConfigError(f"Expected {name} to be values separated by commas; got {tokens[0].value!r}")
             return tuple(dict.fromkeys(_value(name, word) for word in words))
 
-        kind = kind_of(name)
+        kind, known = kind_of(name), SETTINGS[name].choices or SETTINGS[name].names
+        known = ("true", "false") if kind is bool else known
         metavar = {tuple: "LOW:HIGH", list: "X:X", bool: "true"}.get(kind) or _METAVARS[kind]
-        hint = Literal["true", "false"] if kind is bool else str if kind is tuple else _kind(name)
-        return Annotated[hint | None, _shown(name, metavar=f"{metavar},…", converter=convert)]
+        shown = _shown(name, metavar=f"{metavar},…", n_tokens=1, allow_repeating=False, converter=convert)
+        return Annotated[(Literal[known] | tuple if known else tuple) | None, shown]
 
     def _value(name: str, word: str) -> Any:
         kind = kind_of(name)
@@ -140,11 +154,13 @@ else:
 
     Flow = _one_of(FLOWS, show_choices=False)
     Format = _one_of(FORMATS, group=_GROUPS["Output"], help="How the table is printed.")
-    Preset = _one_of(PRESETS)
     Split = _one_of(("test", "valid"))
-    Experiment = _one_of(EXPERIMENTS)
-    Shell = _one_of(completion.SHELLS)
-    DatasetName = Annotated[Literal[DATASETS], Parameter(converter=_word)]
+    Shell = _one_of(completion.SHELLS, "the shell")
+    # These are checked where they are used.
+    Preset, Experiment, DatasetName = (
+        Annotated[Literal[tuple(names)] | str, Parameter(converter=_word, metavar="NAME")]
+        for names in (PRESETS, EXPERIMENTS, DATASETS)
+    )
 
 
 def _whole(low: int, high: int) -> Callable[[object, Sequence[Token]], int]:
@@ -732,7 +748,7 @@ def main() -> None:
     try:
         app(exit_on_error=False, print_error=False, result_action="return_value")
     except CycloptsError as error:
-        _fail(error.__cause__ if isinstance(error.__cause__, ConfigError) else error, 2)
+        _fail(error.__cause__ if isinstance(error.__cause__, ConfigError) else _misread(error), 2)
     except (ConfigError, RunError, machine.MachineError) as error:
         _fail(error, 2)
     except RunFailure as error:
@@ -748,14 +764,47 @@ def main() -> None:
 
 
 def _fail(reason: object, code: int) -> None:
-    print(f"sylvester: {' '.join(str(reason).split())}", file=sys.stderr)
+    print(f"sylvester: {' '.join(str(reason).split()).removesuffix('.')}", file=sys.stderr)
     sys.exit(code)
 
 
+def _misread(error: CycloptsError) -> str:
+    """Words that make no command, in the form of all other sentences."""
+    command = " ".join(("sylvester", *(error.command_chain or ())))
+    about = f"; {command} --help shows them all"
+    match error:
+        case UnknownCommandError(unused_tokens=[word, *_], app=parent):
+            known = [name for name in parent if not name.startswith("-")]
+            try:
+                return one_of(f"the command after {command}", word, known)
+            except ConfigError as unknown:
+                return str(unknown)
+        case UnknownOptionError(token=token, argument_collection=arguments):
+            flag = (token.keyword or token.value).partition("=")[0]
+            near = difflib.get_close_matches(flag, [name for each in arguments for name in each.names], n=1)
+            return f"Expected a flag of {command}; got {flag}{f'; did you mean {near[0]}?' if near else about}"
+        case UnusedCliTokensError(unused_tokens=[word, *_]):
+            return f"Expected nothing more after {command} but its flags; got {word!r}"
+        case RepeatArgumentError(token=token):
+            several = ": several values are separated by commas" if error.command_chain == ("sweep",) else ""
+            return f"Expected {token.keyword} once; got it twice{several}"
+        case ConsumeMultipleError(argument=argument):
+            return f"Expected at most {error.max_allowed} value of {argument.name}; got {error.actual_count}"
+        case MissingArgumentError(argument=argument):
+            name, count = error.keyword or argument.name, argument.token_count()[0]
+            if not name.startswith("-"):
+                return f"Expected {name} after {command}; got none"
+            values = "a value" if count == 1 else f"{count} values"
+            return f"Expected {values} of {name}; got {len(error.tokens_so_far) or 'none'}"
+        case CoercionError(argument=argument, token=token, target_type=kind) if argument and token and kind is bool:
+            return f"Expected no value of {argument.name}, which stands alone; got {token.value!r}"
+    return str(error)
+
+
 def _given(flags: Any) -> dict[str, Any]:
-    """What the user said on the command line, by the schema's names."""
+    """What the user said on the command line, by the schema's names and in its order."""
     given = {field.name: getattr(flags, field.name) for field in fields(flags)} if flags is not None else {}
-    return {name: value for name, value in given.items() if value is not None}
+    return {name: given[name] for name in SETTINGS if given.get(name) is not None}
 
 
 def _folders(runs: Sequence[Path]) -> Sequence[Path]:

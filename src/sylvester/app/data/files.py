@@ -80,7 +80,7 @@ def read(file: File, folder: Path, limit: int) -> Content:
     path = find(file, folder)
     if path is None:
         how = f"download it from {file.url}" if file.url else "copy it"
-        raise DataError(f"Expected {file.name}, plain or .gz, in {folder}; found neither: {how} into that folder.")
+        raise DataError(f"Expected {file.name}, plain or .gz, in {folder}; got neither: {how} into that folder.")
     return Content.read(path, limit)
 
 

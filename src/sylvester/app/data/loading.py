@@ -190,7 +190,7 @@ def _resolve(name: Name) -> Entry | Path:
     if path.suffix == ".npz" or path.exists():
         return path
     near = difflib.get_close_matches(str(name), CATALOGUE, n=1)
-    hint = f": did you mean {near[0]!r}?" if near else "."
+    hint = f"; did you mean {near[0]!r}?" if near else "."
     raise DataError(f"Expected one of {', '.join(CATALOGUE)}, or the path of an .npz archive; got {str(name)!r}{hint}")
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sylvester.app.config import PRESETS, ConfigError, from_text, resolve, whole
+from sylvester.app.config import PRESETS, ConfigError, from_text, one_of, resolve, whole
 from sylvester.app.experiments.comparison import Comparison
 from sylvester.app.experiments.identity import settings_of
 from sylvester.app.experiments.paper import EXPERIMENTS, Row
@@ -42,14 +42,10 @@ def choose(
     With another preset than the experiment's own, the sizes of tables 1 and 2 are that preset's, and of table 3 those
     rows are left out whose sizes its latents cannot have.
     """
-    if name not in EXPERIMENTS:
-        raise ConfigError(f"Expected an experiment of {', '.join(EXPERIMENTS)}; got {name!r}")
-    experiment = EXPERIMENTS[name]
+    experiment = EXPERIMENTS[one_of("the experiment", name, EXPERIMENTS)]
     wanted = _selection(only)
     numbers = _seeds(seeds)
-    preset = experiment.preset if preset is None else preset
-    if preset not in PRESETS:
-        raise ConfigError(f"Expected preset to be one of {', '.join(PRESETS)}; got {preset!r}")
+    preset = experiment.preset if preset is None else one_of("preset", preset, PRESETS)
     own = preset == experiment.preset
     rows = experiment.rows or (None,) * len(experiment.cells)
     cells: list[Mapping[str, Any]] = []
