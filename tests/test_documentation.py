@@ -195,6 +195,8 @@ def flags_of() -> dict[str, set[str]]:
     """The flags of every command; of those that only hold others, none."""
     return {
         name: {flag for argument in app.assemble_argument_collection() for flag in argument.names}
+        if app.default_command
+        else set()
         for name, app in applications()
     }
 

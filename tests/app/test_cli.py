@@ -47,7 +47,9 @@ def lines(path: Path) -> list[dict[str, float]]:
     return [{key: value for key, value in line.items() if key not in ("seconds", "checksum")} for line in parsed]
 
 
-@pytest.mark.parametrize("words", [["--help"], ["train", "--help"], ["evaluate", "--help"], ["--version"]])
+@pytest.mark.parametrize(
+    "words", [["--help"], ["train", "--help"], ["reproduce", "--help"], ["--version"], ["completion", "bash"]]
+)
 def test_help_imports_no_torch(words: list[str]) -> None:
     code = (
         "import sys; from sylvester.__main__ import main; sys.argv[1:] = sys.argv[1:]\n"

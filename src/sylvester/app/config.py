@@ -1,7 +1,7 @@
 """One schema for everything that a run depends on: defaults < preset < TOML file < flags.
 
-A setting is one line of :class:`Config`: its name, type, default, help, range or choices, which flows take it and
-which argument of theirs it becomes. Flags, ``--help``, the checks and the model follow from that line.
+A setting is one entry of :class:`Config`: its name, type, default, help and the heading above it, range or choices,
+which flows take it and which argument of theirs it becomes. Flags, ``--help``, the checks and the model follow from it.
 
 Imports no torch, so that ``sylvester --help`` can describe every setting at once.
 """
