@@ -376,8 +376,47 @@ def test_datasets_are_listed_and_checked(tmp_path: Path) -> None:
         (["resume", "absent"], "Expected the folder of a run"),
         (["evaluate", "."], "Expected the folder of a run"),
         (["sample", "bad"], "Expected the folder of a run"),
-        (["data", "check", "minst"], "mnist"),
-        (["brain"], "train"),
+        (["data", "check", "minst"], "did you mean 'mnist'?"),
+        (["brain"], "did you mean 'train'?"),
+        (["data", "chek"], "Expected the command after sylvester data to be one of list, fetch, check; got 'chek'"),
+        (["train", "iaf"], "Expected nothing more after sylvester train but its flags; got 'iaf'"),
+        (["train", "--flow="], "coupling-nsf; got ''"),
+        (["train", "--flow", "gaussian,iaf"], "one value of flow; got 'gaussian,iaf': sylvester sweep takes several"),
+        (["train", "--preset", "papr"], "did you mean 'paper'?"),
+        (["train", "--epochs"], "Expected a value of --epochs; got none"),
+        (["train", "--seed", "-1"], "Expected seed to be a whole number from 0"),
+        (["train", "--seed", "0", "--seed", "1"], "Expected --seed once; got it twice"),
+        (["train", "--compile=maybe"], "Expected no value of --compile, which stands alone; got 'maybe'"),
+        (["train", "--variance-bounds", "1"], "Expected 2 values of --variance-bounds; got 1"),
+        (["train", "--out", "torn.npz"], "Expected a folder for the run; got the file torn.npz"),
+        (["train", "--out", "torn.npz/run"], "Expected a folder for the run; got torn.npz/run below the file"),
+        (["resume"], "Expected RUN after sylvester resume; got none"),
+        (["evaluate", "bad", "run"], "Expected nothing more after sylvester evaluate but its flags; got 'run'"),
+        (["evaluate", "bad", "--samples", "0"], "Expected --samples to be a whole number from 1"),
+        (["demo", "--out", "bad"], "Expected a new folder, or one of sylvester demo; got bad, which holds other files"),
+        (["demo", "--out", "torn.npz"], "Expected a folder for the run; got torn.npz/gaussian below the file"),
+        (["compare"], "Expected run folders, or some in ./runs; got neither"),
+        (["compare", "bad"], "Expected a folder with runs; got bad, which has none"),
+        (["compare", "--against", "gausian"], "did you mean 'gaussian'?"),
+        (["compare", "--format", "htm"], "Expected --format to be one of table, md, csv, tex, json; got 'htm'"),
+        (["gaps"], "Expected the folders of one run or more; got none"),
+        (["gaps", "bad", "--split", "tset"], "Expected --split to be one of test, valid; got 'tset'"),
+        (["sweep", "--seed", "0", "--seed", "1"], "got it twice: several values are separated by commas"),
+        (["sweep", "--seed", "0,,1"], "Expected seed to be values separated by commas; got '0,,1'"),
+        (["sweep", "--compile", "maybe"], "Expected compile to be true or false; got 'maybe'"),
+        (["sweep", "--workers", "0"], "Expected --workers to be a whole number from 1 to 1,024; got '0'"),
+        (["sweep", "--ray", "here", "there"], "Expected at most 1 value of --ray; got 2"),
+        (["sweep", "--out", "torn.npz"], "Expected a folder for the runs; got the file torn.npz"),
+        (["reproduce", "tabel1"], "Expected the experiment to be one of table1, table2, table3, figure3, digits"),
+        (["reproduce", "digits", "--preset", "papr"], "did you mean 'paper'?"),
+        (["reproduce", "digits", "--seeds", "-1"], "Expected seed to be a whole number from 0"),
+        (
+            ["reproduce", "digits", "--report", "absent/page.html"],
+            "Expected a file for the report; got absent/page.html",
+        ),
+        (["report", "bad", "--out", "torn.npz/page.html"], "Expected a file for the report; got torn.npz/page.html"),
+        (["data", "check", "--data-dir", "absent", "mnist"], "Expected a folder of data files at absent; got nothing"),
+        (["completion", "tcsh"], "Expected the shell to be one of bash, zsh, fish; got 'tcsh'"),
     ],
 )
 def test_bad_input_is_one_sentence_and_leaves_nothing(words: list[str], expected: str, tmp_path: Path) -> None:
@@ -431,3 +470,25 @@ def test_a_loss_that_explodes_is_a_sentence(flags: Flags, tmp_path: Path) -> Non
     assert done.returncode == 1
     assert len(done.stderr.splitlines()) == 1, done.stderr
     assert "not finite in epoch 1, batch 2" in done.stderr
+
+
+def test_runs_of_different_images_have_no_common_gaps(finished: Path, flags: Flags, tmp_path: Path) -> None:
+    images = np.random.default_rng(0).integers(0, 2, (40, 4, 4)).astype(np.uint8)
+    np.savez(tmp_path / "other.npz", train=images[:20], valid=images[20:30], test=images[30:])
+    other = tmp_path / "run"
+    assert sylvester("train", *flags(dataset=tmp_path / "other.npz"), "--out", other, "--quiet").returncode == 0
+    done = sylvester("gaps", finished, other)
+    assert done.returncode == 2
+    # One line, also where there is no terminal for the bar that was to come.
+    assert done.stderr == f"sylvester: Expected runs with the same test images; got {finished} and {other}\n"
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="the superuser may write anywhere")
+@pytest.mark.parametrize("words", [["train", "--out"], ["sample", "RUN", "--out"], ["report", "RUN", "--out"]])
+def test_a_place_that_may_not_be_written_is_a_sentence(words: list[str], finished: Path, tmp_path: Path) -> None:
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0o500)
+    done = sylvester(*(finished if word == "RUN" else word for word in words), closed / "new")
+    assert done.returncode == 2
+    assert f"in {closed}, where nothing may be written" in done.stderr
+    assert len(done.stderr.splitlines()) == 1

@@ -11,6 +11,7 @@ import errno
 import io
 import itertools
 import os
+import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -54,7 +55,7 @@ from sylvester.app.config import (
 )
 from sylvester.app.experiments.paper import EXPERIMENTS
 from sylvester.app.experiments.tables import FORMATS
-from sylvester.app.paths import PathError, destination, usable
+from sylvester.app.paths import PathError, destination, folder, usable
 from sylvester.app.processes import Terminated
 from sylvester.app.runs import DamagedRun, Run, RunError, RunFailure
 from sylvester.names import DATASETS, FLOWS
@@ -335,7 +336,9 @@ def train(
     of your own images is.
     """
     settings = resolve(_given(flags), config)
-    if out is not None:
+    if out is None:
+        _require_folder(Path("runs"))
+    else:
         Run.require_free(out)
     _prepare(settings)
     data = _load(settings, quiet=quiet)
@@ -454,7 +457,7 @@ def demo(
         run = demonstration.run(out, flow)
         if run.result is None:
             display.say(f"sylvester train --preset demo --flow {flow} --out {run.path}")
-            _finish(run, _load(run.config, quiet=quiet), quiet=quiet)
+            _finish(run, _load(run.config, quiet=quiet), quiet=quiet, again="the same command")
     found = demonstration.conclude(out)
     for line in display.demonstration(found):
         display.show(line)
@@ -562,6 +565,7 @@ def sweep(
     cells = sweeps.grid({**_given(values), **fixed})
     if against is not None and config is None and not any(cell.get("flow") == against for cell in cells):
         raise ConfigError(f"Expected a flow of the sweep to compare with; got {against}")
+    _require_folder(out)
     load = _loader(quiet)
     planned = sweeps.plan(out, cells, file=config, load=load)
     if dry_run:
@@ -617,8 +621,10 @@ def reproduce(
     if report is not None:
         _require_destination(report)
     chosen = reproduction.choose(experiment, preset=preset, only=only, seeds=seeds, data_dir=data_dir)
+    out = out or Path("runs") / experiment
+    _require_folder(out)
     load = _loader(quiet)
-    planned = sweeps.plan(out or Path("runs") / experiment, chosen.cells, load=load)
+    planned = sweeps.plan(out, chosen.cells, load=load)
     if dry_run:
         return _show_plan(planned, where or Where(), load, quiet=quiet, json=format == "json")
     failures = _sweep(planned, where or Where(), quiet=quiet)
@@ -764,7 +770,8 @@ def main() -> None:
 
 
 def _fail(reason: object, code: int) -> None:
-    print(f"sylvester: {' '.join(str(reason).split()).removesuffix('.')}", file=sys.stderr)
+    sentence = " ".join(str(reason).split())
+    print(f"sylvester: {re.sub(r'(?<=[^./ ])[.]$', '', sentence)}", file=sys.stderr)  # not of the folder . itself
     sys.exit(code)
 
 
@@ -839,6 +846,15 @@ def _compared(entries: Sequence[Entry], against: str | None) -> Comparison:
 
     finished = {entry.config.flow for entry in entries if entry.state == "finished"}
     return comparison.compare_entries(entries, against=against if against in finished else None)
+
+
+def _require_folder(out: Path) -> None:
+    """One that is there may be read-only: finished runs are compared all the same."""
+    try:
+        if not out.is_dir():
+            folder(out)
+    except PathError as error:
+        raise ConfigError(f"Expected a folder for the runs; got {error}") from None
 
 
 def _require_destination(report: Path) -> None:
@@ -955,10 +971,10 @@ def _complete(run: Run, data: Dataset, *, quiet: bool, json: bool) -> None:
         display.show(line)
 
 
-def _finish(run: Run, data: Dataset, *, quiet: bool) -> dict[str, Any]:
+def _finish(run: Run, data: Dataset, *, quiet: bool, again: str | None = None) -> dict[str, Any]:
     from sylvester.app import results, training
 
-    with run.locked() as lock, _interruptible(f"sylvester resume {run.path}"):
+    with run.locked() as lock, _interruptible(again or f"sylvester resume {run.path}"):
         bar = display.TrainingBar(run.config.epochs_at_most, quiet)
         history = training.train(run, data, lock=lock, reporting=bar, notify=display.say)
         with display.counter("evaluating", quiet) as progress:

@@ -670,5 +670,5 @@ def one_of(what: str, value: Any, choices: Collection[str], alternative: str = "
 
     near = max(choices, key=likeness)
     listing = f"{', '.join(choices)} {alternative}".strip()
-    hint = f"; did you mean {near!r}?" if likeness(near) >= 0.5 else ""
+    hint = f"; did you mean {near!r}?" if text and likeness(near) >= 0.5 else ""
     raise ConfigError(f"Expected {what} to be one of {listing}; got {_short(value)}{hint}")

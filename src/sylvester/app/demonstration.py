@@ -29,6 +29,8 @@ class Demonstration:
 def run(folder: Path, flow: str) -> Run:
     """The run of one of the two flows, new, half done or finished."""
     path, config = folder / flow, resolve({"preset": "demo", "flow": flow})
+    if folder.is_dir() and any(folder.iterdir()) and not any((folder / each).is_dir() for each in FLOWS):
+        raise RunError(f"Expected a new folder, or one of sylvester demo; got {folder}, which holds other files")
     if not (path / "config.toml").exists():
         return Run.create(path, config)
     found = Run.open(path)

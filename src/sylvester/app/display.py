@@ -140,7 +140,9 @@ def bar(before: str, after: str | MofNCompleteColumn, *, disable: bool = False, 
     ]
     if messages.width >= WIDE:
         columns.append(TimeRemainingColumn(compact=True))
-    return Line(*columns, console=messages, expand=True, disable=disable, transient=transient)
+    # Where there is no terminal, a bar that is to vanish would leave a blank line.
+    unseen = disable or (transient and not messages.is_terminal)
+    return Line(*columns, console=messages, expand=True, disable=unseen, transient=transient)
 
 
 def say(text: str) -> None:

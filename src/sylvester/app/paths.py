@@ -51,12 +51,24 @@ def destination(path: Path) -> Path:
     real = Path(os.path.realpath(path))
     try:
         _require_regular(real.stat().st_mode)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         if not real.parent.is_dir():
             raise PathError(f"{path} in {real.parent}, which is no folder") from None
     except PathError as error:
         raise PathError(f"{path}, {error}") from None
+    if not os.access(real.parent, os.W_OK):
+        raise PathError(f"{path} in {real.parent}, where nothing may be written")
     return real
+
+
+def folder(path: Path) -> Path:
+    """A folder that is there or can be made, with all above it."""
+    there = next(parent for parent in (path.absolute(), *path.absolute().parents) if os.path.lexists(parent))
+    if not there.is_dir():
+        raise PathError(f"the file {path}" if there == path.absolute() else f"{path} below the file {there}")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise PathError(f"{path} in {there}, where nothing may be written")
+    return path
 
 
 def _require_regular(mode: int) -> None:

@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from sylvester.app import checksums
 from sylvester.app.checksums import Damage, Missing
 from sylvester.app.config import Config, ConfigError, parse, tomllib
-from sylvester.app.paths import PathError, destination
+from sylvester.app.paths import PathError, destination, folder
 
 if TYPE_CHECKING:
     import numpy as np
@@ -174,8 +174,10 @@ class Run:
     @staticmethod
     def require_free(path: Path) -> None:
         """Refuse a folder that holds anything; a killed process's unfinished first write does not count."""
-        if path.exists() and not path.is_dir():
-            raise RunError(f"Expected a folder for the run; got the file {path}")
+        try:
+            folder(path)
+        except PathError as error:
+            raise RunError(f"Expected a folder for the run; got {error}") from None
         if (path / "config.toml").exists():
             raise RunError(f"Expected a new folder; got {path}, which holds a run: sylvester resume {path}")
         if path.exists() and any(entry.name not in (".config.toml.tmp", ".run.lock") for entry in path.iterdir()):
