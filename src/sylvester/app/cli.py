@@ -90,8 +90,15 @@ def _word(_: object, tokens: Sequence[Token]) -> str:
 
 
 if TYPE_CHECKING:
-    Flags = Values = Any
-    Flow = Format = Preset = Split = Experiment = Shell = DatasetName = str
+    Flags = Any
+    Values = Any
+    Flow = str
+    Format = str
+    Split = str
+    Shell = completion.Shell
+    Preset = str
+    Experiment = str
+    DatasetName = str
 else:
 
     def _flag(name: str) -> Any:
@@ -780,7 +787,7 @@ def _misread(error: CycloptsError) -> str:
     command = " ".join(("sylvester", *(error.command_chain or ())))
     about = f"; {command} --help shows them all"
     match error:
-        case UnknownCommandError(unused_tokens=[word, *_], app=parent):
+        case UnknownCommandError(unused_tokens=[word, *_], app=App() as parent):
             known = [name for name in parent if not name.startswith("-")]
             try:
                 return one_of(f"the command after {command}", word, known)
@@ -795,9 +802,9 @@ def _misread(error: CycloptsError) -> str:
         case RepeatArgumentError(token=token):
             several = ": several values are separated by commas" if error.command_chain == ("sweep",) else ""
             return f"Expected {token.keyword} once; got it twice{several}"
-        case ConsumeMultipleError(argument=argument):
+        case ConsumeMultipleError(argument=argument) if argument:
             return f"Expected at most {error.max_allowed} value of {argument.name}; got {error.actual_count}"
-        case MissingArgumentError(argument=argument):
+        case MissingArgumentError(argument=argument) if argument:
             name, count = error.keyword or argument.name, argument.token_count()[0]
             if not name.startswith("-"):
                 return f"Expected {name} after {command}; got none"

@@ -7,20 +7,21 @@ all shells to read a script, be it from a file or by ``eval``.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, get_args
 
 from sylvester.names import DATASETS
 
 if TYPE_CHECKING:
     from cyclopts import App
 
-__all__ = ["SHELLS", "script"]
+__all__ = ["SHELLS", "Shell", "script"]
 
-SHELLS = ("bash", "zsh", "fish")
+Shell = Literal["bash", "zsh", "fish"]
+SHELLS: tuple[Shell, ...] = get_args(Shell)
 _NAMES = " ".join(DATASETS)
 
 
-def script(app: App, shell: str) -> str:
+def script(app: App, shell: Shell) -> str:
     """What a shell is to read in order to complete the application."""
     return {"bash": _bash, "zsh": _zsh, "fish": _fish}[shell](app.generate_completion(shell=shell))
 

@@ -54,9 +54,11 @@ def destination(path: Path) -> Path:
     except (FileNotFoundError, NotADirectoryError):
         if not real.parent.is_dir():
             raise PathError(f"{path} in {real.parent}, which is no folder") from None
+    except PermissionError:  # to look into the folder, let alone to write there
+        pass
     except PathError as error:
         raise PathError(f"{path}, {error}") from None
-    if not os.access(real.parent, os.W_OK):
+    if not os.access(real.parent, os.W_OK | os.X_OK):
         raise PathError(f"{path} in {real.parent}, where nothing may be written")
     return real
 
