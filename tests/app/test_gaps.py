@@ -114,7 +114,7 @@ def test_the_command_prints_a_table_or_json(runs: list[Run]) -> None:
 def test_the_command_refuses_bad_input_in_a_sentence(runs: list[Run], tmp_path: Path) -> None:
     for arguments, message in (
         ((), "Expected the folders of one run or more; got none"),
-        ((runs[0].path, "--split", "train"), "Expected --split to be test or valid; got 'train'"),
+        ((runs[0].path, "--split", "train"), "Expected --split to be one of test, valid; got 'train'"),
     ):
         done = sylvester("gaps", *arguments)
         assert done.returncode == 2

@@ -118,7 +118,10 @@ def test_a_part_of_an_experiment_can_be_chosen() -> None:
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"name": "table4"}, "Expected an experiment of table1, table2, table3, figure3, digits; got 'table4'"),
+        (
+            {"name": "table4"},
+            "Expected the experiment to be one of table1, table2, table3, figure3, digits; got 'table4'",
+        ),
         ({"name": "table1", "only": "flow"}, "Expected --only to be SETTING=VALUE"),
         ({"name": "table1", "only": "flow=maf"}, "which leaves nothing"),
         ({"name": "table1", "seeds": "0,x"}, "Expected --seeds to be whole numbers separated by commas; got '0,x'"),
@@ -165,7 +168,7 @@ def test_a_dry_run_says_what_is_left_and_how_long(tmp_path: Path) -> None:
         (["sweep", "--seed", "0,one"], "Expected seed to be a whole number"),
         (["sweep", "--workers", "0"], "Expected --workers to be a whole number from 1 to 1,024; got '0'"),
         (["sweep", "--flow", "iaf", "--against", "maf"], "Expected a flow of the sweep to compare with; got maf"),
-        (["reproduce", "table9"], "Expected an experiment of"),
+        (["reproduce", "table9"], "Expected the experiment to be one of"),
         (["reproduce", "digits", "--format", "pdf"], "Expected --format to be one of table, md, csv, tex, json"),
     ],
 )
