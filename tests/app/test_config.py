@@ -13,6 +13,7 @@ from sylvester.app.config import (
     SETTINGS,
     Config,
     ConfigError,
+    default_of,
     describe,
     from_text,
     parse,
@@ -235,3 +236,19 @@ def test_a_flow_takes_its_settings_and_no_others(flow: str) -> None:
 def test_the_schema_needs_no_torch() -> None:
     code = "import sys, sylvester.app.config, sylvester.app.runs; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("name", [name for name in SETTINGS if name != "preset"])
+def test_the_defaults_that_help_shows_are_those_that_count(name: str) -> None:
+    setting = SETTINGS[name]
+    flow = setting.flows[0] if setting.of_some_flows else Config.model_fields["flow"].default
+    usual, _, others = default_of(name).partition("; ")
+    shown = dict(other.split(": ") for other in filter(None, others.split(", ")))
+    for preset in PRESETS:
+        value = getattr(resolve({"preset": preset, "flow": flow}), name)
+        value = setting.unset if value is None else value
+        text = shown.get(preset, usual)
+        if value is None or value is False:
+            assert text == ""
+        else:
+            assert (from_text(name, text) if isinstance(value, int | float) else text) == value

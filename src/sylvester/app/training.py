@@ -274,7 +274,10 @@ def train_epoch(state: State, stage: Stage, data: Dataset, report: Report) -> di
         beta = kl_weight(config, stage, step, len(batches))
         loss, batch_sums = shard_loss(fabric, state.model, shard, beta, bound=bound, path_gradient=path_gradient)
         if not batch_sums.isfinite().all():
-            raise RunFailure(f"The loss is not finite in epoch {epoch}, batch {step} of {len(batches)}")
+            raise RunFailure(
+                f"The loss is not finite in epoch {epoch}, batch {step} of {len(batches)}: "
+                "take a smaller --learning-rate, or --clip"
+            )
         state.vae.zero_grad()
         fabric.backward(loss)
         if config.clip is not None:
