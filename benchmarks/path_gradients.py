@@ -19,6 +19,7 @@ from torch import Tensor
 
 from benchmarks import tasks_library
 from benchmarks.sizes import SIZES, Size
+from benchmarks.targets import banana
 from benchmarks.tasks_reference import images
 from sylvester import flows
 from sylvester.app.data import load
@@ -64,13 +65,6 @@ def correlated(z: Tensor) -> Tensor:
     standard = torch.cat([first, rest], -1)
     features = z.shape[-1]
     return -0.5 * standard.square().sum(-1) - 0.5 * features * math.log(2 * math.pi) - (features - 1) * math.log(noise)
-
-
-def banana(z: Tensor) -> Tensor:
-    """z₁ ~ N(0, 1), z₂ ~ N(z₁²/2, ½²), normalized."""
-    return torch.distributions.Normal(0.0, 1.0).log_prob(z[..., 0]) + torch.distributions.Normal(
-        0.5 * z[..., 0] ** 2, 0.5
-    ).log_prob(z[..., 1])
 
 
 TARGETS: dict[str, tuple[Callable[[Tensor], Tensor], int]] = {
