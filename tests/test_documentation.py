@@ -136,9 +136,9 @@ def check_sylvester(words: list[str]) -> None:
     command, bound, _ = cli.app.parse_args(words, exit_on_error=False, print_error=False)
     arguments = bound.arguments
     if command is cli.train:
-        resolve(cli._given(arguments.get("flags")), None)
+        resolve(cli.given(arguments.get("flags")), None)
     elif command is cli.sweep:
-        for cell in sweep.grid(cli._given(arguments.get("values"))):
+        for cell in sweep.grid(cli.given(arguments.get("values"))):
             resolve(cell)
     elif command is cli.reproduce:
         chosen = {name: arguments.get(name) for name in ("preset", "only", "seeds", "data_dir")}
