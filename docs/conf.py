@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from pathlib import Path
@@ -35,9 +36,14 @@ smartquotes = False  # z' is no quotation
 html_math_renderer = "mathml"
 pygments_style, pygments_dark_style = "friendly", "github-dark"
 
-# Notebooks carry the outputs that they were executed with; pages that are not notebooks have none.
-nb_execution_mode = "off"
-myst_enable_extensions = ["dollarmath", "colon_fence", "deflist"]
+# The tutorials are executed as the pages are built, so that what they show is what this version does. A cell that fails
+# fails the build. Other pages are no notebooks: the tests run their code.
+nb_execution_mode = "force"
+nb_execution_raise_on_error = True
+nb_execution_timeout = 300  # seconds per cell, also where the processor is shared
+nb_output_stderr = "remove-warn"
+os.environ.setdefault("PYTHONWARNINGS", "ignore:IProgress not found")  # tqdm would like ipywidgets; nothing here does
+myst_enable_extensions = ["dollarmath", "colon_fence", "deflist", "attrs_inline"]
 myst_heading_anchors = 3
 
 # Docstrings name what is beside them in single backquotes.

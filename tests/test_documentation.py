@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import inspect
 import re
@@ -80,6 +81,36 @@ def execute(page: str) -> None:
         except Exception:
             traceback.print_exc()
             raise SystemExit(1) from None
+
+
+#: Notebooks, whose cells `make docs` executes.
+TUTORIALS = [page for page in PAGES if page.startswith("docs/tutorials/")]
+CELL = re.escape("{code-cell} python")
+
+
+@pytest.mark.parametrize("page", TUTORIALS)
+def test_a_tutorial_is_executed_by_the_build_of_the_pages(page: str) -> None:
+    """That its cells run is for the build to find out; here, that it does run them, and that imports are real."""
+    text = (ROOT / page).read_text()
+    assert re.match(r"---\nfile_format: mystnb\nkernelspec:\n  name: python3\n", text)
+    assert not list(blocks(page, "python"))  # code that the build would only show
+    name = page.removeprefix("docs/").removesuffix(".md")
+    assert f"\n{name}\n" in (ROOT / "docs" / "index.md").read_text()
+    cells = [source for _, source in blocks(page, CELL)]
+    assert len(cells) == text.count("{code-cell}") > 5
+    for cell in cells:
+        for node in ast.walk(ast.parse(cell)):
+            if isinstance(node, ast.ImportFrom) and node.module.split(".")[0] == "sylvester":
+                if node.module == "sylvester.contrib.pyro":
+                    pytest.importorskip("pyro")
+                module = importlib.import_module(node.module)
+                assert all(hasattr(module, alias.name) for alias in node.names), cell
+
+
+def test_the_build_of_the_pages_executes_tutorials_and_stops_at_errors() -> None:
+    settings = (ROOT / "docs" / "conf.py").read_text()
+    assert '\nnb_execution_mode = "force"\n' in settings
+    assert "\nnb_execution_raise_on_error = True\n" in settings
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if any(blocks(page, "python"))])
