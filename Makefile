@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --no-compile --disable-pip-version-check --constraint constraints.txt
 WORKERS ?= 2
 
-.PHONY: demo test test-slow lint types format bench docs wheel clean
+.PHONY: demo test test-slow lint types format bench docs gallery wheel clean
 
 demo: $(VENV)/.app
 	$(BIN)/sylvester demo
@@ -32,10 +32,14 @@ format: $(VENV)/.dev
 bench: $(VENV)/.bench
 	$(BIN)/python -m benchmarks --out docs/benchmarks.json
 
-# Warnings are errors, and so are references to nothing.
+# Warnings are errors, and so are references to nothing and cells of a tutorial that fail.
 docs: $(VENV)/.docs
 	OMP_NUM_THREADS=1 $(BIN)/sphinx-build -W --keep-going -q docs docs/_build/html
 	@echo docs/_build/html/index.html
+
+# The figures of docs/gallery.md, each by its example.
+gallery: $(VENV)/.dev
+	OMP_NUM_THREADS=1 $(BIN)/python docs/gallery.py
 
 # The wheel as others get it: tried in an environment and a folder that have never seen this checkout.
 wheel: $(VENV)/.app

@@ -3,7 +3,8 @@
     python examples/bend_a_gaussian.py docs/figures/bend.png
 
 The flow is fitted to an unnormalised log-density by maximising the bound E_q[log p(z) − log q(z)]; the picture shows
-samples after every other step, coloured by where in the Gaussian they began, and the exact density q at the end.
+samples after every other step, blue where they began on the Gaussian's left and orange on its right, and the exact
+density q at the end.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import torch
+from matplotlib.colors import LinearSegmentedColormap
 
 import sylvester
 
@@ -48,19 +50,19 @@ def draw(flow: sylvester.flows.Flow, path: str) -> None:
         posterior = flow()
         chain = [z for z, _ in posterior.trajectory((4000,))]
         shown = chain[::2]
-        angle = torch.atan2(*(chain[0] - chain[0].mean(0)).unbind(-1)) / (2 * math.pi) + 0.5
-        figure, axes = plt.subplots(1, len(shown) + 1, figsize=(2.3 * (len(shown) + 1), 2.5))
+        place = chain[0][:, 0].argsort().argsort()
+        colours = LinearSegmentedColormap.from_list("ends", ["#2e9fe6", "#f4f4f4", "#ff9500"])
+        figure, axes = plt.subplots(1, len(shown) + 1, figsize=(8.4, 1.65), layout="constrained")
         for k, (axis, z) in enumerate(zip(axes, shown, strict=False)):
-            axis.scatter(*z.T, c=angle, cmap="twilight", s=1.5, linewidths=0)
-            axis.set_title(f"{2 * k} steps" if k else "Gaussian", fontsize=10)
+            axis.scatter(*z.T, c=place, cmap=colours, s=0.9, linewidths=0)
+            axis.set_title(f"{2 * k} steps" if k else "Gaussian", fontsize=9)
         grid = torch.cartesian_prod(*[torch.linspace(-4, 4, 161)] * 2)
         density = posterior.log_prob(grid).exp().reshape(161, 161).T
         axes[-1].imshow(density, origin="lower", extent=(-4, 4, -4, 4), cmap="magma")
-        axes[-1].set_title("exact density q", fontsize=10)
+        axes[-1].set_title("exact density q", fontsize=9)
     for axis in axes:
-        axis.set(xlim=(-4, 4), ylim=(-4, 4), xticks=[], yticks=[], aspect="equal")
-    figure.tight_layout()
-    figure.savefig(path, dpi=130)
+        axis.set(xlim=(-4, 4), ylim=(-4, 4), xticks=[], yticks=[], aspect="equal", facecolor="#000004")
+    figure.savefig(path, dpi=150)
 
 
 if __name__ == "__main__":

@@ -64,14 +64,14 @@ FAMILIES: dict[str, Callable[[], flows.Flow]] = {
 
 def main(path: str, *, points: int = 5000, epochs: int = 60, cells: int = 200) -> None:
     torch.manual_seed(0)
-    figure, axes = plt.subplots(len(DATA), 1 + len(FAMILIES), figsize=(2.2 * (1 + len(FAMILIES)), 2.4 * len(DATA)))
+    figure, axes = plt.subplots(len(DATA), 1 + len(FAMILIES), figsize=(7.6, 8.2), layout="constrained")
     edge, corners = torch.linspace(-4.5, 4.5, cells), (-4.5, 4.5, -4.5, 4.5)
     grid = torch.cartesian_prod(edge, edge)
     for row, (data, draw) in zip(axes, DATA.items(), strict=True):
         x, new = draw(points), draw(10_000)
-        row[0].scatter(*x.T, s=0.5, linewidths=0, color="black")
-        row[0].set(xlim=(-4.5, 4.5), ylim=(-4.5, 4.5), aspect="equal")
-        row[0].set_title(data, fontsize=10)
+        row[0].scatter(*x.T, s=0.6, linewidths=0, color="#fec488")
+        row[0].set(xlim=(-4.5, 4.5), ylim=(-4.5, 4.5), aspect="equal", facecolor="#000004")
+        row[0].set_title(data, fontsize=9)
         for axis, (name, make) in zip(row[1:], FAMILIES.items(), strict=True):
             q = inference.fit_density(make(), x, epochs=epochs, learning_rate=5e-3).flow()
             with torch.no_grad():
@@ -79,10 +79,9 @@ def main(path: str, *, points: int = 5000, epochs: int = 60, cells: int = 200) -
                 density = q.log_prob(grid).exp().reshape(cells, cells).T
             print(f"{data}, {name}: {score:.3f} nats")
             axis.imshow(density, origin="lower", extent=corners, cmap="magma", vmax=density.quantile(0.998).item())
-            axis.set_title(f"{name}  {score:.2f}", fontsize=10)
+            axis.set_title(f"{name}: {score:.2f}", fontsize=9)
     for axis in axes.flat:
         axis.set(xticks=[], yticks=[])
-    figure.tight_layout()
     figure.savefig(path, dpi=110)
 
 

@@ -76,7 +76,7 @@ def divergence(flow: flows.Flow, log_p: Callable[[Tensor], Tensor], cells: int =
 
 
 def main(path: str, *, steps: int = 3000, cells: int = 300) -> None:
-    figure, axes = plt.subplots(4, 1 + len(FAMILIES), figsize=(1.9 * (1 + len(FAMILIES)), 8.4))
+    figure, axes = plt.subplots(4, 1 + len(FAMILIES), figsize=(8.4, 5.8), layout="constrained")
     points, shown = square(4.5, cells), {"origin": "lower", "extent": (-4.5, 4.5, -4.5, 4.5), "cmap": "magma"}
     for row, (energy, log_p) in zip(axes, ENERGIES.items(), strict=True):
         row[0].imshow(log_p(points).exp().reshape(cells, cells).T, **shown)
@@ -86,13 +86,12 @@ def main(path: str, *, steps: int = 3000, cells: int = 300) -> None:
             kl, _ = divergence(flow, log_p, cells)
             print(f"{energy} {name}: KL(q ‖ p) = {kl:.3f} nats")
             axis.imshow(flow().log_prob(points).exp().reshape(cells, cells).T, **shown)
-            axis.set_xlabel(f"{kl:.3f}")
+            axis.set_xlabel(f"{kl:.3f}", fontsize=8)
     for axis, name in zip(axes[0], ["p", *FAMILIES], strict=True):
-        axis.set_title(name.replace("-", "\n"), fontsize=10)
+        axis.set_title(name.replace("-", "\n"), fontsize=8)
     for axis in axes.flat:
         axis.set(xticks=[], yticks=[])
-    figure.tight_layout()
-    figure.savefig(path, dpi=110)
+    figure.savefig(path, dpi=130)
 
 
 if __name__ == "__main__":

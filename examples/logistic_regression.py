@@ -31,6 +31,7 @@ FAMILIES = {
     "Sylvester": partial(flows.TriangularSylvester, transforms=8),
     "affine IAF": lambda features: flows.inverted(flows.MAF(features, transforms=4)),
 }
+COLOURS = ["#808080", "#d55e00", "#0072b2", "#009e73"]  # told apart with every kind of colour vision
 LEVELS = torch.tensor([0.05, 0.25, 0.5, 0.75, 0.95])
 
 
@@ -73,18 +74,20 @@ def main(path: str, *, steps: int = 5000, draws: int = 2000, warmup: int = 500) 
     skewed = centred.pow(3).mean(0).abs().argmax().item()
     correlation = torch.corrcoef(truth.T).fill_diagonal_(0)
     first, second = divmod(correlation.abs().argmax().item(), 11)
-    figure, axes = plt.subplots(1, 2 + len(found), figsize=(3.1 * (2 + len(found)), 3.2))
-    everything = {"NUTS": truth} | found
-    for name, z in everything.items():
-        axes[0].hist(z[:, skewed].numpy(), 40, density=True, histtype="step", label=name)
-    axes[0].set_xlabel(NAMES[skewed])
-    axes[0].legend(fontsize=8)
-    for axis, (name, z) in zip(axes[1:], everything.items(), strict=True):
-        axis.scatter(truth[:, first], truth[:, second], s=1, color="silver", linewidths=0)
-        axis.scatter(z[:, first], z[:, second], s=1, linewidths=0)
-        axis.set(title=name, xlabel=NAMES[first], ylabel=NAMES[second])
-    figure.tight_layout()
-    figure.savefig(path, dpi=110)
+    figure = plt.figure(figsize=(8.4, 3.9), layout="constrained")
+    left, right = figure.subfigures(1, 2)
+    axis = left.subplots()
+    axes = right.subplots(2, 2, sharex=True, sharey=True).flat
+    bins = torch.linspace(*truth[:, skewed].aminmax(), 41)
+    for plane, colour, (name, z) in zip(axes, COLOURS, ({"NUTS": truth} | found).items(), strict=True):
+        axis.hist(z[:, skewed].numpy(), bins, density=True, histtype="step", color=colour, label=name, linewidth=1.4)
+        plane.scatter(z[:, first], z[:, second], s=1.5, color=colour, linewidths=0)
+        plane.set_title(name, fontsize=9)
+    axis.set(xlabel=f"weight of {NAMES[skewed]}", yticks=[])
+    axis.legend(fontsize=8, frameon=False)
+    right.supxlabel(f"weight of {NAMES[first]}", fontsize=10)
+    right.supylabel(f"weight of {NAMES[second]}", fontsize=10)
+    figure.savefig(path, dpi=130)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """A flow as the posterior of a VAE that is your own: three lines change, here marked with →.
 
-    python examples/posterior_in_your_vae.py posterior.png
+    python examples/posterior_in_your_vae.py docs/figures/your-vae.png
 
 The same model is trained with a Gaussian and with a Sylvester posterior. With two latents the true p(z|x) can be drawn:
 blue areas, beside the q that each model has learned for the same digits, orange lines.
@@ -60,7 +60,7 @@ def train(model: MyVAE, x: Tensor, steps: int) -> None:
 def draw(models: dict[str, MyVAE], images: Tensor, path: str) -> None:
     side = torch.linspace(-3.5, 3.5, 161)
     z = torch.stack(torch.meshgrid(side, side, indexing="xy"), -1).unsqueeze(-2)  # (n, n, 1, 2)
-    figure, axes = plt.subplots(len(models) + 1, len(images), figsize=(2.2 * len(images), 2.3 * (len(models) + 1)))
+    figure, axes = plt.subplots(len(models) + 1, len(images), figsize=(8.4, 5.1), layout="constrained")
     for axis, image in zip(axes[0], images, strict=True):
         axis.imshow(image.reshape(8, 8), cmap="gray_r")
     for row, (name, model) in zip(axes[1:], models.items(), strict=True):
@@ -69,20 +69,20 @@ def draw(models: dict[str, MyVAE], images: Tensor, path: str) -> None:
         q = model.posterior(images).log_prob(z).exp()
         row[0].set_ylabel(name)
         for k, axis in enumerate(row):
-            axis.contourf(side, side, true[..., k], levels=8, cmap="Blues")
+            levels, shares = 1.0 * torch.arange(9) / 8, [("#0072b2", level / 8) for level in range(8)]
+            axis.contourf(side, side, true[..., k] / true[..., k].max(), levels=levels, colors=shares)
             axis.contour(side, side, q[..., k], levels=4, colors="#d55e00", linewidths=1.2)
             rows, columns = (true[..., k].sum(other) > 1e-5 for other in (1, 0))
             axis.set(xlim=side[columns][[0, -1]].tolist(), ylim=side[rows][[0, -1]].tolist())
     for axis in axes.flat:
         axis.set(xticks=[], yticks=[])
-    figure.tight_layout()
     figure.savefig(path, dpi=130)
 
 
 if __name__ == "__main__":
     arguments = argparse.ArgumentParser(description="A flow as the posterior of your own VAE.")
-    arguments.add_argument("path", nargs="?", default="posterior.png")
-    arguments.add_argument("--steps", type=int, default=6000)
+    arguments.add_argument("path", nargs="?", default="your-vae.png")
+    arguments.add_argument("--steps", type=int, default=2000)
     given = arguments.parse_args()
     data = load("digits")
     train_images, test = data.train.flatten(1), data.test.flatten(1)

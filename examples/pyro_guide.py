@@ -66,19 +66,21 @@ def nuts(samples: int) -> dict[str, Tensor]:
 
 
 def draw(columns: dict[str, dict[str, Tensor]], path: str) -> None:
-    figure, axes = plt.subplots(1, 4, figsize=(12, 3.2), width_ratios=[1, 1, 1, 1.1])
-    colours = ["0.35", "tab:orange", "tab:blue"]
+    figure, axes = plt.subplots(1, 4, figsize=(8.4, 2.5), layout="constrained")
+    colours = ["#808080", "#d55e00", "#0072b2"]  # told apart with every kind of colour vision
     for axis, colour, (name, draws) in zip(axes, colours, columns.items(), strict=False):
         tau, theta = draws["tau"].reshape(-1), draws["theta"].reshape(-1, 8)[:, 0]
         axis.scatter(theta, tau.log(), s=2, alpha=0.35, linewidths=0, color=colour)
-        axis.set(xlim=(-25, 45), ylim=(-4, 4), title=name, xlabel="effect in the first school", ylabel="log τ")
+        axis.set(xlim=(-25, 45), ylim=(-4, 4), xlabel=r"$\theta_1$", yticks=[-4, -2, 0, 2, 4])
+        axis.set_title(name, fontsize=9)
         axes[-1].hist(
             tau, bins=60, range=(0, 20), density=True, histtype="step", color=colour, linewidth=1.5, label=name
         )
-    axes[-1].set(title="how much schools differ", xlabel="τ", yticks=[])
+    axes[0].set_ylabel(r"$\log\,\tau$")
+    axes[-1].set(xlabel=r"$\tau$", yticks=[])
+    axes[-1].set_title("how much schools differ", fontsize=9)
     axes[-1].legend(fontsize=8, frameon=False)
-    figure.tight_layout()
-    figure.savefig(path, dpi=130)
+    figure.savefig(path, dpi=150)
 
 
 if __name__ == "__main__":

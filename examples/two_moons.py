@@ -1,10 +1,10 @@
 """Simulation-based inference: a posterior from nothing but simulated pairs (θ, x), for any x at once.
 
-    python examples/two_moons.py two_moons.png
+    python examples/two_moons.py docs/figures/two-moons.png
 
 θ is uniform on a square; the simulator puts x on a small crescent that θ moves. Its posterior is two thin crescents
 (Greenberg et al., 2019). A conditional flow is fitted to the pairs by maximum likelihood, on the square by `onto`, and
-drawn for three observations over the exact posterior, which here is known. Another family is one word to change.
+drawn for three observations within the exact posterior, which here is known. Another family is one word to change.
 """
 
 from __future__ import annotations
@@ -51,25 +51,23 @@ def exact_log_density(theta: Tensor, x: Tensor) -> Tensor:
 def draw(flow: torch.nn.Module, path: str) -> None:
     side = torch.linspace(-1, 1, 801)
     grid = torch.stack(torch.meshgrid(side, side, indexing="xy"), -1)
-    figure, axes = plt.subplots(1, len(OBSERVED), figsize=(4 * len(OBSERVED), 4))
+    figure, axes = plt.subplots(1, len(OBSERVED), figsize=(8.4, 3.1), layout="constrained")
     for axis, x in zip(axes, OBSERVED, strict=True):
         log_p = exact_log_density(grid, x)
         theta = flow(x).sample((4000,))
-        axis.contourf(side, side, (log_p - log_p.max()).exp(), levels=[0.05, 0.3, 0.6, 1.0], cmap="Blues")
-        axis.scatter(*theta.T, s=1.5, c="#d55e00", linewidths=0, alpha=0.6)
+        axis.scatter(*theta.T, s=1.2, c="#d55e00", linewidths=0, alpha=0.7)
+        axis.contour(side, side, (log_p - log_p.max()).exp(), levels=[0.05], colors="#0072b2", linewidths=1.2)
         center = (log_p - log_p.max()).exp() > 0.05
         inside = grid[center]
         low, high = inside.amin(0) - 0.1, inside.amax(0) + 0.1
         axis.set(xlim=(low[0], high[0]), ylim=(low[1], high[1]), title=f"x = ({x[0]:.1f}, {x[1]:.1f})")
         axis.set(xlabel=r"$\theta_1$", ylabel=r"$\theta_2$")
-    figure.suptitle(f"{FAMILY.__name__}: draws over the exact posterior")
-    figure.tight_layout()
-    figure.savefig(path, dpi=130)
+    figure.savefig(path, dpi=140)
 
 
 if __name__ == "__main__":
     arguments = argparse.ArgumentParser(description="Two moons: simulation-based inference.")
-    arguments.add_argument("path", nargs="?", default="two_moons.png")
+    arguments.add_argument("path", nargs="?", default="two-moons.png")
     arguments.add_argument("--simulations", type=int, default=20_000)
     arguments.add_argument("--epochs", type=int, default=60)
     given = arguments.parse_args()

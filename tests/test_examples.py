@@ -1,13 +1,18 @@
-"""The examples run, at small size, and end with a figure; and the targets they share with the benchmarks are right."""
+"""The examples run, at small size, and end with a figure; the gallery shows them; their shared targets are right."""
 
 from __future__ import annotations
 
 import importlib.util
 import math
+import os
+import re
+import subprocess
+import sys
 from pathlib import Path
 from types import ModuleType
 
 import matplotlib.image
+import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 import torch
@@ -16,18 +21,25 @@ from scipy import special, stats
 from benchmarks import targets
 from sylvester import flows
 
-EXAMPLES = Path(__file__).parents[1] / "examples"
+ROOT = Path(__file__).parents[1]
+EXAMPLES = ROOT / "examples"
 
-#: Those that take a path and sizes, with the smallest ones that show anything.
+#: Those whose ``main`` takes a path and sizes, with the smallest ones that show anything.
 SMALL = {
     "four_energies": {"steps": 2, "cells": 30},
     "densities": {"points": 200, "epochs": 1, "cells": 20},
     "logistic_regression": {"steps": 20, "draws": 30, "warmup": 20},
 }
 
+#: Those that take them on the command line.
+FLAGS = {
+    "posterior_in_your_vae": ["--steps", "30"],
+    "two_moons": ["--simulations", "600", "--epochs", "2"],
+}
 
-def load(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
+
+def load(name: str, folder: Path = EXAMPLES) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, folder / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -46,9 +58,71 @@ def test_an_example_ends_with_a_figure(name: str, tmp_path: Path) -> None:
     path = tmp_path / "figure.png"
     with torch.random.fork_rng():
         load(name).main(str(path), **SMALL[name])
+    check_figure(path)
+
+
+@pytest.mark.parametrize("name", FLAGS)
+def test_an_example_draws_its_figure_as_a_command(name: str, tmp_path: Path) -> None:
+    command = [sys.executable, str(EXAMPLES / f"{name}.py"), "figure.png", *FLAGS[name]]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert "nats" in done.stdout
+    check_figure(tmp_path / "figure.png")
+
+
+def test_a_gaussian_bends(tmp_path: Path) -> None:
+    example = load("bend_a_gaussian")
+    path = tmp_path / "figure.png"
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        flow = flows.TriangularSylvester(features=2, transforms=8)
+        bounds = [example.fit(flow, steps) for steps in (1, 100)]
+        example.draw(flow, str(path))
+    assert bounds[1] > bounds[0] + 0.5
+    check_figure(path)
+
+
+def check_figure(path: Path) -> None:
     pixels = matplotlib.image.imread(path)
     assert min(pixels.shape[:2]) > 200
     assert pixels.std() > 0.05  # it is not blank
+
+
+def test_the_gallery_shows_what_examples_draw() -> None:
+    gallery = load("gallery", ROOT / "docs")
+    page = (ROOT / "docs" / "gallery.md").read_text()
+    drawing = {path.stem for path in EXAMPLES.glob("*.py") if "savefig" in path.read_text()}
+    assert set(gallery.EXAMPLES) <= drawing
+    for example, name in gallery.EXAMPLES.items():
+        assert f"\npython examples/{example}.py docs/figures/{name}.png\n" in page
+        assert f"python examples/{example}.py docs/figures/{name}.png\n" in (EXAMPLES / f"{example}.py").read_text()
+        shades = []
+        for kind, suffix in (("light", ""), ("dark", "-dark")):
+            file = f"figures/{name}{suffix}.png"
+            assert re.search(rf"!\[.{{20,}}\]\({file}\){{\.only-{kind}}}", page)
+            assert (ROOT / "docs" / file).stat().st_size < gallery.BYTES
+            shades.append(matplotlib.image.imread(ROOT / "docs" / file)[0, 0, :3].mean())
+        assert shades[0] > 0.99  # the corners
+        assert shades[1] < 0.1
+
+
+def test_dark_pages_get_light_letters() -> None:
+    """White is the page, black the letters and frames; what has a colour of its own keeps it."""
+    figure, axis = plt.subplots()
+    axis.plot([0, 1], [0, 1], color="#d55e00")
+    axis.set(title="title", xlabel="label")
+    axis.text(0, 0, "blue", color="#0072b2")
+    gallery = load("gallery", ROOT / "docs")
+    gallery.darken(figure)
+    figure.canvas.draw()
+    pixels = np.asarray(figure.canvas.buffer_rgba())[..., :3].reshape(-1, 3)
+    plt.close(figure)
+    found = {tuple(colour) for colour in np.unique(pixels, axis=0).tolist()}
+    expected = (gallery.BACKGROUND, gallery.FOREGROUND, "#d55e00", "#0072b2")
+    assert {tuple(bytes.fromhex(colour[1:])) for colour in expected} <= found
+    darkest = bytes.fromhex(gallery.BACKGROUND[1:])
+    assert (pixels.max(1) >= min(darkest)).all()  # no black is left
 
 
 def test_the_integral_of_eight_schools() -> None:
