@@ -22,6 +22,7 @@ FIGURES = ROOT / "docs" / "figures"
 #: Each example that ends with a figure, and the figure's name.
 EXAMPLES = {
     "bend_a_gaussian": "bend",
+    "four_energies": "energies",
     "posterior_in_your_vae": "your-vae",
     "logistic_regression": "logistic",
     "pyro_guide": "pyro",
