@@ -334,7 +334,7 @@ def schools_table(found: Found, sizes: Sizes) -> str:
     header = [
         "form",
         "guide",
-        "seed 0, by learning rate",
+        "first seed, by learning rate",
         "best rate, each seed",
         "error",
         "ours is better by",

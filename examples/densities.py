@@ -58,7 +58,7 @@ DATA: dict[str, Callable[[int], Tensor]] = {
 FAMILIES: dict[str, Callable[[], flows.Flow]] = {
     "Sylvester, inverted": lambda: flows.inverted(flows.TriangularSylvester(2, transforms=16)),
     "Real NVP": partial(flows.RealNVP, 2, transforms=8),
-    "MAF": partial(flows.MAF, 2, transforms=8),
+    "NSF": partial(flows.NSF, 2, transforms=4),
 }
 
 

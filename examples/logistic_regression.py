@@ -29,7 +29,7 @@ NAMES = ["intercept", *load_breast_cancer().feature_names[:10]]
 FAMILIES = {
     "Gaussian": flows.Gaussian,
     "Sylvester": partial(flows.TriangularSylvester, transforms=8),
-    "affine IAF": lambda features: flows.inverted(flows.MAF(features, transforms=4)),
+    "affine IAF": partial(flows.AffineIAF, transforms=4),
 }
 COLOURS = ["#808080", "#d55e00", "#0072b2", "#009e73"]  # told apart with every kind of colour vision
 LEVELS = torch.tensor([0.05, 0.25, 0.5, 0.75, 0.95])

@@ -9,6 +9,7 @@ learning rate. A larger rate suits the Gaussian better, and leaves it a Gaussian
 from __future__ import annotations
 
 import argparse
+from functools import partial
 
 import matplotlib
 
@@ -25,7 +26,7 @@ from torch import Tensor
 
 from sylvester.contrib.pyro import AutoFlow, log_density
 from sylvester.diagnostics import diagnose
-from sylvester.flows import MAF, Flow, inverted
+from sylvester.flows import AffineIAF
 
 EFFECTS = torch.tensor([28.0, 8.0, -3.0, 7.0, -1.0, 1.0, 18.0, 12.0])
 ERRORS = torch.tensor([15.0, 10.0, 16.0, 11.0, 9.0, 11.0, 10.0, 18.0])
@@ -38,10 +39,6 @@ def schools() -> None:
     with pyro.plate("schools", 8):
         theta = pyro.sample("theta", dist.Normal(mu, tau))
         pyro.sample("y", dist.Normal(theta, ERRORS), obs=EFFECTS)
-
-
-def make_flow(features: int) -> Flow:
-    return inverted(MAF(features, transforms=2))
 
 
 def fit(guide: AutoGuide, steps: int) -> dict[str, Tensor]:
@@ -92,6 +89,6 @@ if __name__ == "__main__":
     columns = {
         "NUTS": nuts(given.steps),
         "Gaussian guide": fit(AutoMultivariateNormal(schools), given.steps),
-        "flow": fit(AutoFlow(schools, make_flow), given.steps),
+        "flow": fit(AutoFlow(schools, partial(AffineIAF, transforms=2)), given.steps),
     }
     draw(columns, given.path)
