@@ -212,6 +212,28 @@ def test_single_draws_that_are_not_finite_take_no_part() -> None:
     assert "not a number" in half.verdict
 
 
+def test_a_fit_that_explodes_goes_back_and_on() -> None:
+    made: list[flows.Flow] = []
+
+    def start() -> flows.Flow:
+        made.append(flows.Gaussian(2))
+        return made[0]
+
+    def explode(done: int, total: int, words: str) -> None:
+        if done == 300:  # between two windows: the end of the first is no place to go back to
+            with torch.no_grad():
+                for parameter in made[0].parameters():
+                    parameter.add_(20.0)
+
+    found = inference.fit(lambda z: -0.5 * (z - 1).square().sum(-1), start, steps=800, progress=explode)
+    bounds = {window.step: window.bound for window in found.history}
+    assert bounds[400] < -100
+    assert bounds[500] > 1
+    assert found.elbo == pytest.approx(math.log(2 * math.pi), abs=0.01)
+    rates = {window.step: window.learning_rate for window in found.history}
+    assert rates[500] == pytest.approx(rates[400] / 2)
+
+
 def test_an_affine_step_makes_every_gaussian_of_a_diagonal_one() -> None:
     target = MultivariateNormal(torch.tensor([1.0, -1.0]), torch.tensor([[1.0, 0.9], [0.9, 1.0]]))
     diagonal = inference.fit(target.log_prob, flows.Gaussian(2), **QUICK)

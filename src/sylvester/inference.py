@@ -39,6 +39,7 @@ _DECAYS = 4  # so many, and then it is the end
 _EPOCH_DECAYS = 3  # the same, in passes over data
 _CLIP = 3.0  # times the usual norm of the gradient are the most that a step takes
 _HOPELESS = 50  # steps in a row without one finite draw
+_COLLAPSE = 10.0  # times its own size is what a bound does not fall by, from window to window, unless the flow exploded
 _TEMPERED = 0.5  # the share of the steps in which β grows to 1
 _COOLED = 0.3  # the share of the steps, the last ones, in which the learning rate goes to zero
 _PROPOSALS = 10  # draws of q for each one that is resampled
@@ -182,7 +183,8 @@ def fit(
         seed: of all that is random.
         progress: called with the number of steps done, their total, and the bound in words.
 
-    Draws at which the log-density is not finite take no part in a step.
+    Draws at which the log-density is not finite take no part in a step. Where the bound collapses, as when the scales
+    of many steps explode together, the fit goes back to where all was well, and on with half the learning rate.
 
     >>> from sylvester.flows import Gaussian
     >>> result = fit(lambda z: -0.5 * ((z - 3) / 2).square().sum(-1), Gaussian(2), steps=600)
@@ -255,8 +257,11 @@ def _ascend(
 ) -> list[Window]:
     """Maximise the bound in place, until the schedule ends."""
     ascent = _Adam(flow)
+    proven = latest = copy.deepcopy(flow.state_dict())
     history: list[Window] = []
     bounds: list[float] = []
+    tempered: list[float] = []  # the bounds that were maximised
+    reached = -math.inf
     skipped = barren = 0
     for step in range(schedule.steps):
         rate, beta = schedule.at(step)
@@ -278,15 +283,25 @@ def _ascend(
             if kept < len(finite):
                 # Anew without them: zero times an infinite derivative would be NaN.
                 drawn = _draw(log_density, q, noise, finite, path_gradient=path_gradient)
-            ascent.step(-drawn.bound(beta), rate)
+            loss = -drawn.bound(beta)
+            ascent.step(loss, rate)
             bounds.append(drawn.bound().item())
+            tempered.append(-loss.item())
         if (step + 1) % _WINDOW == 0 or step + 1 == schedule.steps:
             mean = torch.tensor(bounds or [-math.inf], dtype=torch.float64)
             error = (mean.std() / math.sqrt(len(mean))).item() if len(mean) > 1 else math.nan
             history.append(Window(step + 1, mean.mean().item(), error, rate, beta, skipped))
-            bounds, skipped = [], 0
+            level = sum(tempered) / len(tempered) if tempered else -math.inf
+            bounds, tempered, skipped = [], [], 0
             if progress is not None:
                 progress(step + 1, f"bound {history[-1].bound:.3f}")
+            if level < reached - _COLLAPSE * (1 + abs(reached)):
+                flow.load_state_dict(proven)
+                ascent, latest, barren = _Adam(flow), proven, 0
+                schedule.learning_rate /= 2
+                continue
+            # What this window started from has proven good; its end may be where a collapse began.
+            proven, latest, reached = latest, copy.deepcopy(flow.state_dict()), level
             schedule.see(history[-1])
             if schedule.ended:
                 break
