@@ -11,6 +11,7 @@ from torch.distributions import Independent, Normal, Transform, TransformedDistr
 
 from sylvester import flows
 from sylvester.distributions import FlowDistribution
+from sylvester.transforms import SupportTransform
 
 pytestmark = pytest.mark.usefixtures("float64")
 
@@ -212,3 +213,18 @@ def test_bad_constraints_get_a_sentence(name: str) -> None:
     with pytest.raises(ValueError, match=r"^Expected .*; got ") as error:
         attempt()
     assert sentence in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "constraint", [constraints.positive, constraints.greater_than(3.0), constraints.less_than(-2.0)], ids=repr
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_far_points_stay_within_open_bounds(constraint: constraints.Constraint, dtype: torch.dtype) -> None:
+    """Where exp rounds to zero or to infinity, densities of torch's own would refuse the point."""
+    z = torch.tensor([[-1e4], [-50.0], [0.0], [50.0], [1e4]], dtype=dtype, requires_grad=True)
+    y, ladj = SupportTransform(constraint).call_and_ladj(z)
+    assert constraint.check(y).all()
+    assert y.isfinite().all()
+    torch.testing.assert_close(ladj, z.squeeze(-1))
+    (gradient,) = torch.autograd.grad(y.sum(), z)
+    assert gradient[1:4].isfinite().all()

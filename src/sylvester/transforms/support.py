@@ -60,7 +60,18 @@ class SupportTransform(Transform):
             values, ladjs = zip(*pairs, strict=True)
             return torch.cat(values, -1), torch.stack(ladjs).sum(0)
         y = self.bijection(z)
-        return y, self._ladj(z, y)
+        return self._within(y), self._ladj(z, y)
+
+    def _within(self, y: Tensor) -> Tensor:
+        """Rounding takes far points onto an open bound, or to infinity, where a density may refuse them: next to it."""
+        if not isinstance(self.constraint, constraints.greater_than | constraints.less_than):
+            return y
+        largest = torch.tensor(torch.finfo(y.dtype).max, dtype=y.dtype, device=y.device)
+        if isinstance(self.constraint, constraints.greater_than):
+            bound = torch.as_tensor(self.constraint.lower_bound, dtype=y.dtype, device=y.device)
+            return torch.clamp(y, torch.nextafter(bound, largest), largest)
+        bound = torch.as_tensor(self.constraint.upper_bound, dtype=y.dtype, device=y.device)
+        return torch.clamp(y, -largest, torch.nextafter(bound, -largest))
 
     def log_abs_det_jacobian(self, z: Tensor, y: Tensor) -> Tensor:
         if self._concatenated:
