@@ -284,6 +284,7 @@ def bench(*arguments: str, root: Path = ROOT) -> subprocess.CompletedProcess[str
 
 
 @needs_git
+@pytest.mark.slow
 def test_this_checkout_is_raced_against_another_commit(copy, tmp_path):
     out = tmp_path / "versions.json"
     arguments = ("--against", "HEAD", "--only", "samples", "--size", "tiny", "--repetitions", "1", "--out", str(out))

@@ -18,12 +18,7 @@ needs_compiler = pytest.mark.skipif(
 # Capturing the graph, forward and backward, takes a second or two; generating code for it many more.
 KINDS = ("gaussian", "radial", "orthogonal-sylvester", "triangular-sylvester", "iaf", "maf", "coupling-nsf")
 CASES = [pytest.param(name, "aot_eager", marks=[] if name in KINDS else pytest.mark.slow) for name in flows.FAMILIES]
-CASES += [
-    pytest.param(
-        name, "inductor", marks=[needs_compiler, *([] if name == "orthogonal-sylvester" else [pytest.mark.slow])]
-    )
-    for name in flows.FAMILIES
-]
+CASES += [pytest.param(name, "inductor", marks=[needs_compiler, pytest.mark.slow]) for name in flows.FAMILIES]
 
 
 @pytest.mark.parametrize(("name", "backend"), CASES)

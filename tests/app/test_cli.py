@@ -139,7 +139,7 @@ def uninterrupted(long_flags: list[str], tmp_path_factory: pytest.TempPathFactor
     return path
 
 
-@pytest.mark.parametrize("epochs", [0, 5])
+@pytest.mark.parametrize("epochs", [pytest.param(0, marks=pytest.mark.slow), 5])
 def test_a_killed_run_resumes_to_the_same_figures(
     epochs: int, long_flags: list[str], uninterrupted: Path, tmp_path: Path
 ) -> None:

@@ -193,7 +193,9 @@ def test_nobody_trains_on_without_the_parent(uninterrupted: Path, tmp_path: Path
 
 
 @linux
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.slow)]
+)
 def test_a_signal_to_the_parent_alone_ends_all_with_a_sentence(number: int, code: int, tmp_path: Path) -> None:
     parent = start(tmp_path / "run")
     children = descendants(parent.pid)

@@ -328,6 +328,7 @@ def test_every_setting_of_the_recipe_matters(
         assert train(name, **extra, **{name: value}) != plain[base], name
 
 
+@pytest.mark.slow  # each half is in the default suite: the recipe in one process, two processes without it
 def test_two_processes_train_as_one_does(
     with_settings: Callable[..., Config], halves: data.Dataset, tmp_path: Path
 ) -> None:

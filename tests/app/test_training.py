@@ -62,7 +62,7 @@ def gradients(config: Config, counts: list[int], fabric: Fabric, send: Callable[
     return results
 
 
-@pytest.mark.parametrize("flow", ["triangular-sylvester", "iaf"])
+@pytest.mark.parametrize("flow", ["triangular-sylvester", pytest.param("iaf", marks=pytest.mark.slow)])
 def test_two_processes_give_the_gradients_of_one(flow: str, tiny: Config) -> None:
     settings = tiny.model_dump(exclude_none=True) | {"flow": flow, "precision": "64-true"}
     config = resolve(settings | ({"hidden": 8} if flow == "iaf" else {}))
