@@ -360,7 +360,9 @@ def log_density(guide: AutoContinuous, *args: Any, **kwargs: Any) -> LogDensity:
             bijection = biject_to(site["fn"].support)
             value = values[site["name"]] = bijection(unconstrained)
             total = total + bijection.log_abs_det_jacobian(unconstrained, value).reshape(len(points), -1).sum(-1)
-        with poutine.block(), pyro.plate("_points", len(points), dim=-1 - nesting):
+        # Far points may overflow inside the model: their density is not a number then, and that is no reason to stop.
+        unchecked = pyro.validation_enabled(False)
+        with unchecked, poutine.block(), pyro.plate("_points", len(points), dim=-1 - nesting):
             trace = poutine.trace(poutine.condition(guide.model, data=values)).get_trace(*args, **kwargs)
         trace = prune_subsample_sites(trace)
         trace.compute_log_prob()
