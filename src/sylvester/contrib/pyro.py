@@ -361,11 +361,11 @@ def log_density(guide: AutoContinuous, *args: Any, **kwargs: Any) -> LogDensity:
             value = values[site["name"]] = bijection(unconstrained)
             total = total + bijection.log_abs_det_jacobian(unconstrained, value).reshape(len(points), -1).sum(-1)
         # Far points may overflow inside the model: their density is not a number then, and that is no reason to stop.
-        unchecked = pyro.validation_enabled(False)
-        with unchecked, poutine.block(), pyro.plate("_points", len(points), dim=-1 - nesting):
-            trace = poutine.trace(poutine.condition(guide.model, data=values)).get_trace(*args, **kwargs)
-        trace = prune_subsample_sites(trace)
-        trace.compute_log_prob()
+        with pyro.validation_enabled(False), poutine.block():
+            with pyro.plate("_points", len(points), dim=-1 - nesting):
+                trace = poutine.trace(poutine.condition(guide.model, data=values)).get_trace(*args, **kwargs)
+            trace = prune_subsample_sites(trace)
+            trace.compute_log_prob()
         for node in trace.nodes.values():
             if node["type"] == "sample":
                 total = total + node["log_prob"].reshape(len(points), -1).sum(-1)
