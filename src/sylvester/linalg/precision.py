@@ -24,12 +24,14 @@ def full_precision(function: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(function)
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
-        device, low = "cpu", False
-        for arg in (*args, *kwargs.values()):
+        tensor, low = None, False
+        for arg in (*args, *kwargs.values()) if kwargs else args:
             if isinstance(arg, Tensor):
-                device, low = arg.device.type, low or arg.dtype in _TOO_LOW
+                tensor, low = arg, low or arg.dtype in _TOO_LOW
         if low:
             args, kwargs = tuple(map(_raised, args)), {name: _raised(arg) for name, arg in kwargs.items()}  # type: ignore[assignment]
+        # Every step and every small product comes through here: a tensor's device takes a while, and is asked for once.
+        device = "cpu" if tensor is None else tensor.device.type
         if device != "meta" and torch.is_autocast_enabled(device):
             with torch.autocast(device, enabled=False):
                 return function(*args, **kwargs)
