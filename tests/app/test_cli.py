@@ -185,7 +185,7 @@ def in_terminal(columns: int, *words: str | Path, until: str) -> tuple[int, str]
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), seen.decode()
 
 
-@pytest.mark.parametrize("columns", [50, 80])
+@pytest.mark.parametrize("columns", [50, pytest.param(80, marks=pytest.mark.slow)])
 def test_a_terminal_shows_one_line_and_ctrl_c_ends_it(columns: int, flags: Flags, tmp_path: Path) -> None:
     endless = flags(epochs=100_000)
     code, seen = in_terminal(columns, "train", *endless, "--out", tmp_path / "run", until="valid.")

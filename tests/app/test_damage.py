@@ -119,7 +119,7 @@ def test_no_file_is_forgotten(stages: Path) -> None:
 
 
 # Variations of others, for the long campaign.
-LIKE_OTHERS = ("cut at the end", "first bit", "last bit", "longer")
+LIKE_OTHERS = ("empty", "cut at the end", "first bit", "last bit", "longer", "doubled")
 
 
 @pytest.mark.parametrize(
@@ -177,7 +177,7 @@ def test_no_bit_changes_a_figure(name: str, stages: Path, tmp_path: Path) -> Non
     run = Run.open(tmp_path / "run")
     expected = run.result, run.metrics
     content = (run.path / name).read_bytes()
-    named, same, bits = 0, 0, range(0, 8 * len(content), 3)
+    named, same, bits = 0, 0, range(0, 8 * len(content), 11)
     for bit in bits:
         (run.path / name).write_bytes(flip(content, bit))
         try:
