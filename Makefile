@@ -2,17 +2,23 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# Without bytecode: of a gigabyte of modules few are imported, and those are compiled then.
+# Without bytecode: of a gigabyte of modules few are imported, and those are compiled then, and kept: where the
+# environment forbids that, every process would compile torch anew.
+export PYTHONDONTWRITEBYTECODE :=
 PIP := $(BIN)/pip install --quiet --no-compile --disable-pip-version-check --constraint constraints.txt
 WORKERS ?= 2
 
-.PHONY: demo test test-slow lint types format bench docs gallery wheel clean
+.PHONY: demo test suite test-slow lint types format bench docs gallery wheel clean
 
 demo: $(VENV)/.app
 	$(BIN)/sylvester demo
 
+# The types are checked while the tests run, as that takes one core half a minute.
+test: lint
+	@$(MAKE) --no-print-directory --jobs 2 types suite
+
 # One thread a worker: the tests are many and small.
-test: lint types
+suite: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n $(WORKERS) --dist worksteal --durations 10
 
 test-slow: $(VENV)/.dev

@@ -213,6 +213,7 @@ def test_what_cannot_be_measured_is_refused(only, options):
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="page faults of a process are read from /proc")
 @pytest.mark.skipif(not pages_are_small(), reason="pages of megabytes cannot be counted so")
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other allocators are left alone")
+@pytest.mark.slow
 def test_the_library_keeps_freed_memory_unless_asked_otherwise():
     faults = {}
     for allocator in ("kept", "system"):

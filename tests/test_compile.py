@@ -16,7 +16,7 @@ needs_compiler = pytest.mark.skipif(
     not (shutil.which("g++") or shutil.which("clang++")), reason="Inductor needs a C++ compiler"
 )
 # Capturing the graph, forward and backward, takes a second or two; generating code for it many more.
-KINDS = ("gaussian", "radial", "orthogonal-sylvester", "triangular-sylvester", "iaf", "maf", "coupling-nsf")
+KINDS = ("orthogonal-sylvester", "triangular-sylvester", "iaf", "coupling-nsf")
 CASES = [pytest.param(name, "aot_eager", marks=[] if name in KINDS else pytest.mark.slow) for name in flows.FAMILIES]
 CASES += [pytest.param(name, "inductor", marks=[needs_compiler, pytest.mark.slow]) for name in flows.FAMILIES]
 

@@ -61,7 +61,7 @@ def test_an_example_ends_with_a_figure(name: str, tmp_path: Path) -> None:
     check_figure(path)
 
 
-@pytest.mark.parametrize("name", FLAGS)
+@pytest.mark.parametrize("name", ["posterior_in_your_vae", pytest.param("two_moons", marks=pytest.mark.slow)])
 def test_an_example_draws_its_figure_as_a_command(name: str, tmp_path: Path) -> None:
     command = [sys.executable, str(EXAMPLES / f"{name}.py"), "figure.png", *FLAGS[name]]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}

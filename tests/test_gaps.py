@@ -59,7 +59,7 @@ def test_a_family_with_correlations_lacks_less_under_the_same_decoder():
     assert model.approximation_gap > 0.4
     x = model.marginal.sample((20,))
     others = {"triangular": flows.TriangularSylvester(FEATURES, 1, 4), "maf": flows.MAF(FEATURES, 2, 1)}
-    found = measure(model.vae, x, others, name="gaussian", steps=250, draws=8, samples=200, learning_rate=0.05)
+    found = measure(model.vae, x, others, name="gaussian", steps=150, draws=8, samples=200, learning_rate=0.05)
     assert list(found.families) == ["gaussian", "triangular", "maf"]
     assert near(found.approximation("gaussian"), model.approximation_gap)
     for name in others:

@@ -382,8 +382,14 @@ def test_what_it_cannot_do_is_said_as_pyros_guides_say_it(init_loc_fn: Callable)
         auto(lambda: None)()
 
 
-@pytest.mark.parametrize("batch", [False, True])
-@pytest.mark.parametrize("estimator", [Trace_ELBO, JitTrace_ELBO])
+@pytest.mark.parametrize(
+    ("estimator", "batch"),
+    [
+        (Trace_ELBO, True),
+        (JitTrace_ELBO, False),
+        *(pytest.param(*rest, marks=pytest.mark.slow) for rest in [(Trace_ELBO, False), (JitTrace_ELBO, True)]),
+    ],
+)
 def test_a_conjugate_posterior_is_exact(batch: bool, estimator: type) -> None:
     """Its moments, and its bound, which is then log p(data)."""
     data = torch.randn(3)

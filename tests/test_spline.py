@@ -72,7 +72,9 @@ def test_the_tails_are_the_points_themselves():
         assert not log_slope.any()
 
 
-@EVERY_SCALE
+@pytest.mark.parametrize(
+    "scale", [pytest.param(0.1, marks=pytest.mark.slow), 1.0, pytest.param(3.0, marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 def test_derivatives_of_every_order(scale, direction):
     """At the middle of a bin too, where the two forms of the root meet."""
