@@ -43,8 +43,10 @@ class Planar(Flow):
 
 def _bind(raw: dict[str, Tensor]) -> list[PlanarTransform]:
     u, w, b = raw["u"], raw["w"], raw["b"]
-    u = u + ((_above_minus_one((w * u).sum(-1)) - (w * u).sum(-1)) / _squared_norm(w)).unsqueeze(-1) * w
-    return [PlanarTransform(*step) for step in zip(each_step(1, u), each_step(1, w), each_step(0, b), strict=True)]
+    wu = (w * u).sum(-1)
+    u = torch.addcmul(u, ((_above_minus_one(wu) - wu) / _squared_norm(w)).unsqueeze(-1), w)
+    parameters = each_step(1, u), each_step(1, w), each_step(0, b), each_step(0, (w * u).sum(-1))
+    return [PlanarTransform.of_product(*step) for step in zip(*parameters, strict=True)]
 
 
 def _above_minus_one(wu: Tensor) -> Tensor:

@@ -33,9 +33,16 @@ class PlanarTransform(FlowTransform):
         batch_shape = batch_shape_of(u=(u, 1), w=(w, 1), b=(b, 0))
         if u.shape[-1] != w.shape[-1]:
             raise ValueError(f"Expected u and w with equally many features; got {u.shape[-1]} and {w.shape[-1]}")
-        self.u, self.w, self.b = u, w, b
-        self._wu = (w * u).sum(-1)
+        self.u, self.w, self.b, self._wu = u, w, b, (w * u).sum(-1)
         super().__init__(u.shape[-1], batch_shape, validate_args=validate_args, cache_size=cache_size)
+
+    @classmethod
+    def of_product(cls, u: Tensor, w: Tensor, b: Tensor, wu: Tensor) -> PlanarTransform:
+        """The same step from a caller who has ``wu`` = w·u ``(*)``, as a flow does of all its steps at once."""
+        step = cls.__new__(cls)
+        step.u, step.w, step.b, step._wu = u, w, b, wu
+        FlowTransform.__init__(step, u.shape[-1], wu.shape)
+        return step
 
     def _check_parameters(self) -> None:
         if not (self._wu > -1).all():
