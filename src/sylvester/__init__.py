@@ -20,6 +20,7 @@ __version__ = "0.1.0"
 _SUBMODULES = frozenset(
     {
         "allocator",
+        "annealing",
         "diagnostics",
         "distributions",
         "evaluation",
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     import torch
 
     from sylvester import allocator as allocator
+    from sylvester import annealing as annealing
     from sylvester import diagnostics as diagnostics
     from sylvester import distributions as distributions
     from sylvester import evaluation as evaluation

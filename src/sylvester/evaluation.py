@@ -3,6 +3,8 @@
 Images are taken in small groups. A group is encoded once and its flow parameters are made once; then samples
 stream through the decoder in chunks, and one scalar log weight is kept of each. The noise of an image depends
 on the seed and on the image's index alone, so neither chunks nor groups nor parts change the answer.
+
+Where q fits too badly for that, samples are brought nearer to the posterior by annealing: see `annealing`.
 """
 
 from __future__ import annotations
@@ -17,6 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sylvester import annealing
+from sylvester.annealing import EXTRA, check_log_weights
 from sylvester.diagnostics import (
     KHAT_LIMIT,
     ROUNDING,
@@ -47,7 +51,7 @@ class Estimate:
     mc_error: Tensor  # Monte Carlo standard error of log_px; nan for one sample
     ess: Tensor  # effective number of samples
     khat: Tensor  # Pareto k̂; nan where undefined
-    elbo: Tensor  # from the same samples
+    elbo: Tensor  # from the same samples, before they were annealed
     samples: int
 
     def summary(self) -> dict[str, Any]:
@@ -97,6 +101,7 @@ def log_likelihood(
     samples: int = 5000,
     *,
     features: int | None = None,
+    anneal: int = 0,
     seed: int = 0,
     chunk: int | None = None,
     first: int = 0,
@@ -110,6 +115,9 @@ def log_likelihood(
             log p(x, z) − log q(z|x), (S, B), at the z that it makes of the noise.
         x: the data; a VAE's is brought to the model's device and precision, and a function's stays as it is.
         features: the size of the noise of one sample, for a function; a VAE has its flow's.
+        anneal: transitions between q and the posterior, by annealed importance sampling. A sample then costs three
+            gradients for each of them, and some tens of samples do. Where q fits badly, a hundred transitions find what
+            no number of plain samples does. A function has to be differentiable in the noise.
         seed: with another one, all noise is another.
         chunk: the number of latents decoded at once; by default about a hundred, more where x is small.
         first: the index of ``x[0]`` in the dataset: parts evaluated apart give what the whole would.
@@ -153,6 +161,8 @@ def log_likelihood(
             "Expected at least one image, one sample and a chunk of at least one; "
             f"got x of shape {tuple(x.shape)}, samples={samples}, chunk={chunk}"
         )
+    if anneal < 0:
+        raise ValueError(f"Expected a number of transitions to anneal by, or 0 for none; got {anneal}")
     if chunk is None:
         chunk = latents_at_once(x)
     images = max(1, chunk // samples)  # so many share a batch
@@ -160,14 +170,21 @@ def log_likelihood(
     with evaluating(model), torch.no_grad():
         for start in range(0, len(x), images):
             group = x[start : start + images]
-            noise = [Noise(stream(seed, "evaluation", first + start + i), features) for i in range(len(group))]
+            indices = range(first + start, first + start + len(group))
             weigh = partial(model, group) if vae is None else _bound(vae, group.to(vae.origin), check=start == 0)
-            log_w = _log_weights(weigh, noise, samples, chunk // images, like=group if vae is None else vae.origin)
-            rows.append(torch.stack([column(log_w) for column in _COLUMNS.values()], 1))
+            parts = _log_weights(
+                weigh,
+                _Randomness(seed, indices, features, like=group if vae is None else vae.origin),
+                [min(chunk // images, samples - done) for done in range(0, samples, chunk // images)],
+                anneal,
+            )
+            drawn, annealed = (torch.cat(each) for each in zip(*parts, strict=True))  # (S, B)
+            found = [column(annealed) for column in _COLUMNS.values()]
+            rows.append(torch.stack([*found, drawn.mean(0)], 1))
             if progress is not None:
                 progress(start + len(group), len(x))
-    columns = torch.cat(rows).unbind(1)
-    return Estimate(**dict(zip(_COLUMNS, columns, strict=True)), samples=samples)
+    *columns, elbo = torch.cat(rows).unbind(1)
+    return Estimate(**dict(zip(_COLUMNS, columns, strict=True)), elbo=elbo, samples=samples)
 
 
 # What is kept of the log weights (S, B) of a group of images: one number per image for each name.
@@ -176,7 +193,6 @@ _COLUMNS: dict[str, Callable[[Tensor], Tensor]] = {
     "mc_error": log_mean_error,
     "ess": effective_sample_size,
     "khat": pareto_khat,
-    "elbo": lambda log_w: log_w.mean(0),
 }
 
 
@@ -214,20 +230,49 @@ def log_weights(terms: LogTerms) -> Tensor:
     return log_px_z + log_pz - log_q
 
 
+class _Randomness:
+    """Of a group of images: noise by image and sample, whatever the size of groups and chunks."""
+
+    def __init__(self, seed: int, indices: range, features: int, *, like: Tensor) -> None:
+        self.seed, self.indices, self.features, self.device = seed, indices, features, like.device
+        self.dtype = like.dtype if like.is_floating_point() else torch.get_default_dtype()
+        self.images = [Noise(stream(seed, "evaluation", index), features) for index in indices]
+
+    def noise(self, count: int) -> Tensor:
+        """Of the next ``count`` samples of each image, (count, B, D)."""
+        return self._like(torch.stack([image.take(count) for image in self.images], 1))
+
+    def transitions(self, samples: range) -> Callable[[], Tensor]:
+        """() -> what one transition of each of these samples takes, (S, B, D + 2)."""
+        width = self.features + EXTRA
+        chains = [
+            [Noise(stream(self.seed, "annealing", index, sample), width) for index in self.indices]
+            for sample in samples
+        ]
+        return lambda: self._like(torch.stack([torch.cat([one.take(1) for one in row]) for row in chains]))
+
+    def _like(self, values: Tensor) -> Tensor:
+        return values.to(self.device, self.dtype)
+
+
 def _log_weights(
-    weigh: Callable[[int, Tensor], Tensor], noise: list[Noise], samples: int, chunk: int, *, like: Tensor
-) -> Tensor:
-    """Log importance weights (S, B), in float64 on the CPU, ``chunk`` samples of each image at a time."""
-    log_w = torch.empty(samples, len(noise), dtype=torch.float64)
-    dtype = like.dtype if like.is_floating_point() else torch.get_default_dtype()
-    for part in log_w.split(chunk):
-        epsilon = torch.stack([image.take(len(part)) for image in noise], 1)  # (chunk, B, D)
-        new = weigh(len(part), epsilon.to(like.device, dtype))
-        if not isinstance(new, Tensor) or new.shape != part.shape:
-            got = f"shape {tuple(new.shape)}" if isinstance(new, Tensor) else f"type {type(new).__name__}"
-            raise ValueError(f"Expected log weights as a tensor {tuple(part.shape)}, (S, B); got {got}")
-        part.copy_(new)
-    return log_w
+    weigh: Callable[[int, Tensor], Tensor], randomness: _Randomness, chunks: list[int], anneal: int
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Log weights (count, B) of so many samples of each image at a time: as drawn, and as annealed.
+
+    In float64, on the CPU.
+    """
+    done = 0
+    for count in chunks:
+        noise = randomness.noise(count)
+        if anneal:
+            draw = randomness.transitions(range(done, done + count))
+            chains = annealing.anneal(partial(weigh, count), noise, anneal, draw=draw)
+            yield chains.start.cpu(), chains.log_w.cpu()
+        else:
+            drawn = check_log_weights(weigh(count, noise), noise).cpu().double()
+            yield drawn, drawn
+        done += count
 
 
 @contextmanager

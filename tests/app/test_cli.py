@@ -19,6 +19,7 @@ from typing import Any
 import matplotlib.image
 import numpy as np
 import pytest
+from safetensors import safe_open
 
 from sylvester.app.display import TrainingBar
 from tests.app.commands import command, environment, in_own_process, sylvester
@@ -242,6 +243,22 @@ def test_an_interrupted_evaluation_continues(finished: Path) -> None:
     continued, afresh = (json.loads(sylvester(*words, "--json", "--quiet").stdout) for _ in range(2))
     assert continued == afresh
     assert not list(finished.glob("*.partial"))
+
+
+def test_an_annealed_evaluation_of_some_images(finished: Path) -> None:
+    words = ("evaluate", finished, "--samples", "30", "--images", "5")
+    plain, annealed = (
+        json.loads(sylvester(*words, *more, "--json", "--quiet").stdout) for more in ((), ("--anneal", "20"))
+    )
+    assert annealed["neg_elbo"] == pytest.approx(plain["neg_elbo"], rel=1e-6)  # of the same draws, before they move
+    assert annealed["nll_mc_error"] < plain["nll_mc_error"]
+    assert annealed["nll"] == pytest.approx(plain["nll"], abs=5 * plain["nll_mc_error"])
+    assert (annealed["images"], annealed["anneal"], annealed["nll_samples"]) == (5, 20, 30)
+    with safe_open(finished / annealed["evaluation"]["file"], "np") as file:
+        assert file.get_tensor("log_px").shape == (5,)
+    said = sylvester(*words, "--anneal", "20").stdout
+    assert "30 samples per image, each annealed by 20 transitions." in said
+    assert sylvester("evaluate", finished, "--images", "0").returncode == 2
 
 
 def test_sample_writes_a_picture(finished: Path, tmp_path: Path) -> None:

@@ -179,6 +179,16 @@ def evaluate(
     /,
     *,
     samples: Annotated[int, count(1, WHOLE, "Importance samples per image.")] = 5000,
+    anneal: Annotated[
+        int,
+        count(
+            0,
+            WHOLE,
+            "Transitions by which annealing brings each sample to the posterior, each as costly as nine plain samples. "
+            "Where k̂ calls an estimate into question, try --samples 32 --anneal 100.",
+        ),
+    ] = 0,
+    images: Annotated[int | None, count(1, WHOLE, "Score the first so many test images alone.")] = None,
     seed: Annotated[int, count(0, LARGEST_SEED, "Seed of the importance samples.")] = 0,
     data_dir: DataDir = None,
     quiet: Quiet = False,
@@ -186,8 +196,8 @@ def evaluate(
 ) -> None:
     """Estimate the test log-likelihood of a run's best model.
 
-    By importance sampling, with the Monte Carlo error and the error over test images. Interrupted and called again, it
-    goes on where it stopped; finished, it shows what it found.
+    By importance sampling, plain or annealed, with the Monte Carlo error and the error over test images. Interrupted
+    and called again, it goes on where it stopped; finished, it shows what it found.
     """
     opened = Run.open(run)
     opened.require_model()
@@ -195,13 +205,20 @@ def evaluate(
 
     from sylvester.app import results
 
-    again = f"sylvester evaluate {run} --samples {samples} --seed {seed}"
-    with _interruptible(again), display.counter("evaluating", quiet) as progress:
-        figures = results.evaluate(opened, data, samples, seed=seed, progress=progress, notify=display.say)
+    how = {"samples": samples, "anneal": anneal, "images": images, "seed": seed}
+    flags = [f"--{name} {value}" for name, value in how.items() if value or name == "seed"]
+    with (
+        _interruptible(f"sylvester evaluate {run} {' '.join(flags)}"),
+        display.counter("evaluating", quiet) as progress,
+    ):
+        figures = results.evaluate(
+            opened, data, samples, seed=seed, anneal=anneal, images=images, progress=progress, notify=display.say
+        )
     if json:
         display.show_json(figures)
     else:
-        display.show(f"{display.scores(figures)}, {samples:,} samples per image.")
+        annealed = f", each annealed by {anneal:,} transitions" if anneal else ""
+        display.show(f"{display.scores(figures)}, {samples:,} samples per image{annealed}.")
         if figures["warning"]:
             display.show(figures["warning"])
 

@@ -9,6 +9,7 @@ import resource
 import sys
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -45,6 +46,7 @@ UNTESTED: dict[str, Any] = {
 # What is kept of each test image.
 SCORES = ("log_px", "mc_error", "ess", "khat", "elbo")
 PART = 10_000  # latents between two lines of a partial evaluation
+GRADIENTS = 3 * 3  # of an annealed sample for each transition, each of which takes as long as three latents
 
 
 def ignore(*said: object) -> None:
@@ -57,18 +59,24 @@ def evaluate(
     samples: int,
     *,
     seed: int = 0,
+    anneal: int = 0,
+    images: int | None = None,
     progress: Counter = ignore,
     notify: Callable[[str], object] = ignore,
 ) -> dict[str, Any]:
     """Score the test images with the run's best model, going on where an interrupted evaluation stopped.
 
     The figures, in nats and for categorical images in bits per dimension too, stay in the run's folder, and beside
-    them those of each image. ``notify`` is told of damage that was made good.
+    them those of each image. With ``images``, the first so many test images alone; with ``anneal``, by so many
+    transitions of each sample. ``notify`` is told of damage that was made good.
     """
     run.require_data(data)
-    name, model = _name(samples, seed), run.about_model()["checksum"]
+    if images is not None and images >= len(data.test):
+        images = None
+    how = Evaluation(samples, seed, anneal, images)
+    name, model = how.name, run.about_model()["checksum"]
     with run.locked(name):
-        estimate, checksum = _estimate(run, data, samples, seed, model, progress, notify)
+        estimate, checksum = _estimate(run, data, how, model, progress, notify)
     summary = estimate.summary()
     if summary["log_px"] is None or summary["elbo"] is None:
         raise RunFailure(f"The model in {run.path} gives some test images no finite likelihood")
@@ -82,6 +90,8 @@ def evaluate(
     result = scored | {
         "bits_per_dim": bits_per_dim(scored, data),
         "nll_samples": samples,
+        **({"anneal": anneal} if anneal else {}),
+        **({"images": images} if images else {}),
         "ess": summary["ess"],
         "khat_share": summary["khat_share"],  # of the images, how many have a Pareto k̂ too large to trust
         "warning": summary["warning"],
@@ -93,15 +103,36 @@ def evaluate(
     return result
 
 
-def _name(samples: int, seed: int) -> str:
-    return f"evaluation-{samples}-seed{seed}"
+@dataclass(frozen=True)
+class Evaluation:
+    """How test images are scored."""
+
+    samples: int
+    seed: int = 0
+    anneal: int = 0
+    images: int | None = None  # the first so many; all of them where there is no number
+
+    @property
+    def name(self) -> str:
+        annealed = f"-anneal{self.anneal}" if self.anneal else ""
+        first = f"-first{self.images}" if self.images else ""
+        return f"evaluation-{self.samples}{annealed}{first}-seed{self.seed}"
+
+    @property
+    def key(self) -> tuple[int, ...]:
+        """What the figures of an image depend on. A plain evaluation's is what it was before there were others."""
+        return (self.samples, self.seed, *((self.anneal,) if self.anneal else ()))
+
+    @property
+    def images_at_once(self) -> int:
+        """Between two lines of a partial evaluation."""
+        return max(1, PART // (self.samples * (1 + GRADIENTS * self.anneal)))
 
 
 def _estimate(
     run: Run,
     data: Dataset,
-    samples: int,
-    seed: int,
+    how: Evaluation,
     model: str,
     progress: Counter,
     notify: Callable[[str], object],
@@ -110,10 +141,10 @@ def _estimate(
 
     ``model`` is the checksum of the run's best model.
     """
-    name = _name(samples, seed)
+    name, test = how.name, data.test[: how.images]
     # The model's checksum stands for the recipe, so that one of new settings leaves older evaluations as they are.
     settings = run.config.model_dump(mode="json", exclude={"data_dir", *RECIPE})
-    key = fingerprint(settings, model, data.sha256, samples, seed)
+    key = fingerprint(settings, model, data.sha256, *how.key)
     file = run.path / f"{name}.safetensors"
     if not file.is_file() or _read(run, file)[0]["key"] != key:  # training may since have found a better model
         partial = Partial(run.path / f"{name}-{key}.partial", key)
@@ -124,18 +155,18 @@ def _estimate(
             raise RunError(
                 f"Expected a model that stays the same; got {run.path}, whose training found a better one: try again"
             )
-        size = max(1, PART // samples)  # parts begin at its multiples wherever a kill came: the figures stay the same
-        while (first := len(partial.rows)) < len(data.test):
-            part = data.test[first : first + size]
-            estimate = log_likelihood(vae, part, samples, seed=seed, first=first)
+        size = how.images_at_once  # parts begin at its multiples wherever a kill came: the figures stay the same
+        while (first := len(partial.rows)) < len(test):
+            part = test[first : first + size]
+            estimate = log_likelihood(vae, part, how.samples, anneal=how.anneal, seed=how.seed, first=first)
             partial.append(torch.stack([getattr(estimate, score) for score in SCORES], 1).tolist())
-            progress(len(partial.rows), len(data.test))
+            progress(len(partial.rows), len(test))
         columns = torch.tensor(partial.rows, dtype=torch.float64).unbind(1)
         scores = dict(zip(SCORES, columns, strict=True))
         with replacing(file) as target:
-            target.write(sealed_tensors(scores, {"key": key, "samples": samples, "seed": seed}))
+            target.write(sealed_tensors(scores, {"key": key, "samples": how.samples, "seed": how.seed}))
     about, content = _read(run, file)
-    return Estimate(**load_tensors(content), samples=samples), about["checksum"]
+    return Estimate(**load_tensors(content), samples=how.samples), about["checksum"]
 
 
 def _read(run: Run, file: Path) -> tuple[dict[str, Any], bytes]:
