@@ -12,7 +12,7 @@ import torch
 from cases import BATCHES, FEATURES, FLOWS, SCALES, generator, redraw
 from scipy import stats
 from test_transforms import jacobians
-from torch.distributions import AffineTransform
+from torch.distributions import AffineTransform, constraints
 from torch.nn.functional import elu, relu, silu
 
 from sylvester import flows, names
@@ -480,6 +480,73 @@ def test_a_sample_without_a_graph_gets_its_score():
     cached = torch.autograd.grad(posterior.log_prob(z), flow.parameters())
     fresh = torch.autograd.grad(flow(context).log_prob(z.clone()), flow.parameters())
     torch.testing.assert_close(cached, fresh)
+
+
+@pytest.mark.parametrize("how", ["frozen", "detached", "copied"])
+def test_a_sample_that_becomes_a_variable_gets_its_score(how):
+    flow = flows.Planar(2, transforms=3)
+    if how == "frozen":
+        flow.requires_grad_(False)
+    q = flow()
+    z = q.rsample((4,))
+    if how == "detached":
+        z.detach_()
+    if how == "copied":
+        z = z.clone()
+    else:
+        z.requires_grad_()
+    (score,) = torch.autograd.grad(q.log_prob(z).sum(), z)
+    other = z.detach().clone().requires_grad_()
+    (expected,) = torch.autograd.grad(flow().log_prob(other).sum(), other)
+    torch.testing.assert_close(score, expected)
+
+
+@pytest.mark.parametrize("scale", [1.0, 10.0, 30.0, 100.0])
+@pytest.mark.parametrize("features", [2, 64])
+def test_planar_steps_of_large_parameters_keep_their_bound(features, scale):
+    flow = flows.Planar(features, 2, transforms=4).float()
+    with torch.no_grad():
+        for parameter in flow.steps.parameters():
+            parameter.normal_(0, scale / 2**0.5)
+        q = flow(torch.randn(500, 2, dtype=torch.float32))
+        for step in q.transforms:
+            opposite = -step.b.unsqueeze(-1) * step.w / step.w.square().sum(-1, keepdim=True)  # where tanh is steepest
+            assert step.call_and_ladj(opposite)[1].isfinite().all()
+
+
+def test_the_sample_that_is_given_is_the_one_that_is_checked():
+    flow = flows.MAF(8, transforms=2).float()
+    with torch.no_grad():  # so steep that some samples are inexact
+        for parameter in flow.steps.parameters():
+            parameter.normal_(0, 0.4)
+    q = flow.requires_grad_(False)()
+    noise = torch.randn(200, 8, dtype=torch.float32)
+    residual = q.residual(noise=noise) / torch.finfo(torch.float32).eps ** 0.5
+    good, bad = noise[residual < 0.1], noise[residual > 10]
+    assert min(len(good), len(bad)) > 10
+    checked = FlowDistribution(q.base_dist, q.transforms, validate_args=True)
+    state = torch.get_rng_state()
+    for sample in good:
+        checked.rsample_and_log_prob(noise=sample)
+    for sample in bad:
+        with pytest.raises(ValueError, match="too steep"):
+            checked.rsample_and_log_prob(noise=sample)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_inverted_refuses_a_flow_onto_a_constraint():
+    with pytest.raises(ValueError, match="Expected a flow of real vectors"):
+        flows.inverted(flows.onto(flows.Planar(2), constraints.positive))
+    q = flows.onto(flows.inverted(flows.Planar(2)), constraints.positive)()
+    assert q.log_prob(q.sample((5,))).isfinite().all()
+
+
+@pytest.mark.parametrize("floor", [1e-8, 1e-5, 1e-3, 0.5])
+def test_the_log_of_a_closed_gate_has_its_digits(floor):
+    raw = torch.stack([torch.zeros(201), torch.linspace(-100, 100, 201)]).float()
+    _, log_slope = Gated(floor).forward(torch.ones(201, dtype=torch.float32), raw)
+    expected = (floor + (1 - floor) * torch.sigmoid(raw[1].double())).log()
+    torch.testing.assert_close(log_slope.double(), expected, rtol=1e-6, atol=1e-9)
 
 
 def test_noise_is_all_the_randomness():

@@ -329,6 +329,22 @@ def test_data_on_a_constraint_are_standardized_where_they_are_unconstrained() ->
     assert isinstance(result.flow(), FlowDistribution)
 
 
+@pytest.mark.parametrize("constraint", [constraints.interval(0.0, 1.0), constraints.positive, constraints.real])
+def test_a_fitted_flow_is_fitted_further(constraint: constraints.Constraint) -> None:
+    """On the scales that it has: standardized twice, a context and the variables would be others."""
+    noise, context = torch.randn(600, 1), 50 + torch.randn(600, 1)
+    bijection = torch.distributions.biject_to(constraint)
+    x = bijection(context - 50 + 0.5 * noise)
+    flow = flows.onto(flows.RealNVP(1, context=1, transforms=2), constraint)
+    first = inference.fit_density(flow, x, context, epochs=10)
+    again = inference.fit_density(first.flow, x, context, epochs=2)
+    q = again.flow(context[0])
+    assert str(q.support) == str(first.flow(context[0]).support)
+    assert again.history[0].validation > first.history[-1].validation - 0.5
+    grid = bijection(torch.linspace(-8, 8, 4001)).unsqueeze(-1)
+    assert torch.trapezoid(q.log_prob(grid).exp(), grid.squeeze(-1)).item() == pytest.approx(1, abs=1e-2)
+
+
 def test_fits_to_data_reproduce_to_the_bit() -> None:
     x = torch.randn(100, 2)
     flow = flows.Planar(2, transforms=1)

@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 import torch
 from cases import FLOWS, STEPS, redraw
-from torch.distributions import AffineTransform, Independent, Normal, TanhTransform
+from torch.distributions import AffineTransform, Independent, Normal, TanhTransform, constraints
 
 from sylvester import flows
 from sylvester.distributions import FlowDistribution
@@ -305,3 +305,28 @@ def test_double_reparameterization_needs_terms_that_depend_on_their_z():
     terms = Replicas(2).terms(True)
     with pytest.raises(ValueError, match=r"Expected terms for dreg .* functions of their z; got others"):
         dreg(terms._replace(z=terms.z.clone()))
+
+
+@pytest.mark.parametrize("shape", [(), (3,), (4,), (2, 4)])
+def test_events_of_two_axes(shape):
+    flow = redraw(flows.Planar(3, transforms=2), 1.0, "planar", 3)
+    q = flows.onto(flow, constraints.corr_cholesky)()  # (3, 3)
+    noise = torch.randn(*shape, 3)
+    z, expected = q.rsample_and_log_prob(noise=noise)
+    path_z, log_q = q.rsample_and_log_prob(noise=noise, path_gradient=True)
+    torch.testing.assert_close((path_z, log_q), (z, expected))
+    # The density of the three free numbers: what is added by the way onto the matrices has no parameters.
+    _, below = flow().rsample_and_log_prob(noise=noise, path_gradient=True)
+    step = q.transforms[-1]
+    free = flow().rsample_and_log_prob(noise=noise)[0]
+    onto = -step.log_abs_det_jacobian(free, step(free))
+    parameters = list(flow.parameters())
+    got = torch.autograd.grad(log_q.sum(), parameters)
+    assert_near(got, torch.autograd.grad((below + onto).sum(), parameters))
+
+
+def test_a_mixture_of_events_of_two_axes():
+    mixture = flows.Mixture([flows.onto(flows.Planar(3, transforms=2), constraints.corr_cholesky) for _ in range(2)])()
+    noise = torch.randn(4, 3)
+    plain, path = (mixture.stratified(2, noise=noise, path_gradient=path) for path in (False, True))
+    torch.testing.assert_close(path.log_q, plain.log_q)

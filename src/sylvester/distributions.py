@@ -32,7 +32,8 @@ class FlowDistribution(TransformedDistribution):
 
     A torch distribution like any other, with three additions: :meth:`rsample_and_log_prob`, which needs no inverse,
     :meth:`trajectory`, which shows the chain at work, and :meth:`residual`, which says how exact its inverses are.
-    ``log_prob`` takes any point, through the inverse; the sample drawn last, it knows.
+    ``log_prob`` takes any point, through the inverse; of the sample drawn last, it knows what the draw came to. That
+    has the derivatives of the draw, for all parameters; for one in z itself, ask at ``z.clone()``.
 
     >>> from sylvester.transforms import PlanarTransform
     >>> base = Independent(Normal(torch.zeros(2), torch.ones(2)), 1)
@@ -56,25 +57,29 @@ class FlowDistribution(TransformedDistribution):
         self, sample_shape: Sequence[int] = (), *, noise: Tensor | None = None
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """(z_k, log q_k(z_k)) for k = 0, …, K: the base's sample, then one pair after every step."""
-        z, log_q, _ = self._draw_base(sample_shape, noise)
+        z, log_q = self._from_noise(self._noise(sample_shape, noise))
         yield z, log_q
         for transform in self.transforms:
             z, ladj = call_and_ladj(transform, z)
             log_q = log_q - ladj
             yield z, log_q
 
-    def _draw_base(self, sample_shape: Sequence[int], noise: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        """z_0, its log-density, and the noise it is made of."""
-        normal = self.base_dist.base_dist
-        shape = self.base_dist._extended_shape(torch.Size(sample_shape))
-        whole = self.base_dist._extended_shape()
+    def _noise(self, sample_shape: Sequence[int], noise: Tensor | None) -> Tensor:
+        """The noise that is given, if it fits, or fresh one."""
+        loc = self.base_dist.base_dist.loc
         if noise is None:
-            noise = torch.randn(shape, dtype=normal.loc.dtype, device=normal.loc.device)
-        elif noise.shape[max(0, noise.dim() - len(whole)) :] != whole:
+            shape = self.base_dist._extended_shape(torch.Size(sample_shape))
+            return torch.randn(shape, dtype=loc.dtype, device=loc.device)
+        whole = self.base_dist._extended_shape()
+        if noise.shape[max(0, noise.dim() - len(whole)) :] != whole:
             raise ValueError(f"Expected noise that ends in {tuple(whole)}; got {tuple(noise.shape)}")
-        log_normalizer = normal.scale.log().sum(-1) + 0.5 * math.log(2 * math.pi) * shape[-1]
-        z = normal.loc + normal.scale * noise
-        return z, -0.5 * (noise * noise).sum(-1) - log_normalizer, noise
+        return noise
+
+    def _from_noise(self, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """z_0 and its log-density."""
+        normal = self.base_dist.base_dist
+        log_normalizer = normal.scale.log().sum(-1) + 0.5 * math.log(2 * math.pi) * noise.shape[-1]
+        return normal.loc + normal.scale * noise, -0.5 * (noise * noise).sum(-1) - log_normalizer
 
     @full_precision
     def rsample_and_log_prob(
@@ -95,26 +100,25 @@ class FlowDistribution(TransformedDistribution):
         inverse is taken: δ goes along the chain, δ_0 = −ε/σ, δ_k = J_k⁻ᵀ(δ_{k−1} − ∂ladj_k/∂z_{k−1}), without a graph.
         So the gradient has no gradient of its own, and ``log_prob`` does not answer with this log-density.
         """
-        if path_gradient:
-            return self._rsample_along_path(sample_shape, noise)
-        for z, log_q in self.trajectory(sample_shape, noise=noise):  # noqa: B007
-            pass
+        noise = self._noise(sample_shape, noise)
         if self._validate_args:
-            self._check_exact(self.residual())
+            self._check_exact(self.residual(noise=noise))
+        if path_gradient:
+            return self._rsample_along_path(noise)
+        for z, log_q in self.trajectory(noise=noise):  # noqa: B007
+            pass
         self._drawn = _Drawn.of(z, log_q)
         return z, log_q
 
-    def _rsample_along_path(self, sample_shape: Sequence[int], noise: Tensor | None) -> tuple[Tensor, Tensor]:
-        z, log_q, noise = self._draw_base(sample_shape, noise)
+    def _rsample_along_path(self, noise: Tensor) -> tuple[Tensor, Tensor]:
+        z, log_q = self._from_noise(noise)
         with torch.no_grad():
             score = -noise / self.base_dist.base_dist.scale
         for transform in self.transforms:
             z, ladj, score = call_ladj_and_score(transform, z, score)
             log_q = log_q - ladj
-        if self._validate_args:
-            self._check_exact(self.residual())
         self._drawn = None
-        return z, log_q.detach() + (score * (z - z.detach())).sum(-1)
+        return z, along_path(log_q, score, z)
 
     def rsample(self, sample_shape: Sequence[int] = torch.Size()) -> Tensor:
         return self.rsample_and_log_prob(sample_shape)[0]
@@ -195,6 +199,11 @@ class FlowDistribution(TransformedDistribution):
         return f"{type(self).__name__}({shapes}, transforms=[{', '.join(kinds)}])"
 
 
+def along_path(value: Tensor, score: Tensor, z: Tensor) -> Tensor:
+    """The ``value`` (*batch) as a function of z (*batch, *event) alone, whose gradient is the ``score``."""
+    return value.detach() + (score * (z - z.detach())).flatten(value.dim()).sum(-1)
+
+
 def _name(step: Transform) -> str:
     return f"{type(step.inv).__name__}.inv" if isinstance(step, Inverse) else type(step).__name__
 
@@ -204,7 +213,7 @@ class _Drawn:
 
     def __init__(self, z: Tensor, log_q: Tensor):
         self.z, self.log_q, self.versions = z, log_q, (z._version, log_q._version)
-        self.with_grad = torch.is_grad_enabled()
+        self.with_grad, self.requires_grad = torch.is_grad_enabled(), z.requires_grad
 
     @classmethod
     def of(cls, z: Tensor, log_q: Tensor) -> _Drawn | None:
@@ -212,8 +221,10 @@ class _Drawn:
         return None if torch.compiler.is_compiling() or z.is_inference() else cls(z, log_q)
 
     def answers(self, value: Tensor) -> bool:
-        # A sample drawn without a graph is a constant: its log-density's gradient needs the inverse.
-        known = value is self.z and (self.with_grad or not torch.is_grad_enabled())
+        # A sample drawn without a graph, or taken out of it, is a constant or a variable of its own: the gradient of
+        # its log-density needs the inverse.
+        as_drawn = value is self.z and value.requires_grad == self.requires_grad and value.is_leaf != self.requires_grad
+        known = as_drawn and (self.with_grad or not torch.is_grad_enabled())
         return known and self.versions == (self.z._version, self.log_q._version)
 
 
@@ -312,7 +323,7 @@ class MixtureDistribution(Distribution):
         log_share = log_share - math.log(samples)
         if path_gradient:
             log_q, score = self._value_and_score(z.detach())
-            return Strata(z, log_q + (score * (z - z.detach())).sum(-1), log_share)
+            return Strata(z, along_path(log_q, score, z), log_share)
         log_q_each = []
         for k, (component, (_, own)) in enumerate(zip(self.components, drawn, strict=True)):
             if count == 1:

@@ -18,14 +18,15 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.distributions import AffineTransform, Transform
+from torch.distributions.constraints import Constraint
 
 from sylvester.diagnostics import Diagnosis, LogDensity, diagnose, evaluated, weighted_draws
 from sylvester.distributions import FlowDistribution, MixtureDistribution
 from sylvester.flows import Flow, Mixture
 from sylvester.flows.affine import AffineStep
-from sylvester.flows.base import localized
-from sylvester.flows.support import SupportSteps
+from sylvester.flows.base import constraint_of, localized
 from sylvester.random import stream
+from sylvester.transforms.support import SupportTransform
 
 __all__ = ["DensityFit", "Epoch", "Fit", "Window", "fit", "fit_density", "standardized"]
 
@@ -216,7 +217,8 @@ def fit(
             outer = AffineStep(like.new_zeros(start.features), like.new_ones(start.features))
             steady = _Schedule(max(1, first), learning_rate, tempering, tolerance, patience, tempered=math.inf)
             told = None if progress is None else _Told(progress, restart * steps, restarts * steps)
-            gaussian = _with_outer(Flow(start.base, [step for step in start.steps if _is_last(step)]), outer)
+            ends = [step for step in start.steps if constraint_of(step) is not None]
+            gaussian = _with_outer(Flow(start.base, ends), outer)
             history += _ascend(log_density, gaussian, steady, samples, path_gradient, generator, told)
             start = _with_outer(start, outer)
         schedule = _Schedule(steps - first, learning_rate, tempering, tolerance, patience)
@@ -629,18 +631,18 @@ def _data(flow: Flow, x: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor
 
 def standardized(flow: Flow, x: Tensor, context: Tensor | None = None) -> Flow:
     """The flow with one more step, which gives its variables the means and variances of x, and on contexts that lose
-    theirs: what `fit_density` fits.
+    theirs: what `fit_density` fits. A flow that was standardized before, as a fitted one was, keeps the moments it has.
 
     >>> from sylvester.flows import Gaussian
     >>> x = 100 + torch.randn(1000, 2, generator=stream("doctest"))
     >>> bool(((standardized(Gaussian(2), x)().sample() - 100).abs() < 20).all())
     True
     """
-    for module in flow.steps:
-        if _is_last(module):
-            x = module(None)[0].inv(x)
-    flow = _with_outer(flow, _Moments.of(x))
-    if context is None:
+    if not any(isinstance(module, _Moments) for step in flow.steps for module in (step, getattr(step, "module", None))):
+        if flow.steps and (constraint := constraint_of(flow.steps[-1])) is not None:
+            x = SupportTransform(constraint).inv(x)
+        flow = _with_outer(flow, _Moments.of(x))
+    if context is None or isinstance(flow.base, _Given):
         return flow
     moments = _Moments.of(context)
     return Flow(_Given(flow.base, moments), [_Given(step, moments) for step in flow.steps])
@@ -649,12 +651,8 @@ def standardized(flow: Flow, x: Tensor, context: Tensor | None = None) -> Flow:
 def _with_outer(flow: Flow, outer: nn.Module) -> Flow:
     """The flow with one more step, before the one onto a constraint where there is one."""
     steps = list(flow.steps)
-    steps.insert(len(steps) - (1 if steps and _is_last(steps[-1]) else 0), outer)
+    steps.insert(len(steps) - (1 if steps and constraint_of(steps[-1]) is not None else 0), outer)
     return Flow(flow.base, steps)
-
-
-def _is_last(step: nn.Module) -> bool:
-    return isinstance(step, SupportSteps)
 
 
 class _Moments(nn.Module):
@@ -687,6 +685,10 @@ class _Given(nn.Module):
         super().__init__()
         self.module, self.moments = module, moments
         self.features, self.context = getattr(module, "features", None), getattr(module, "context", None)
+
+    @property
+    def constraint(self) -> Constraint | None:
+        return constraint_of(self.module)
 
     def forward(self, context: Tensor) -> Any:
         return self.module(self._standardized(context))

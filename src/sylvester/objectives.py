@@ -29,6 +29,7 @@ import math
 import torch
 from torch import Tensor
 
+from sylvester.distributions import along_path
 from sylvester.vae.model import LogTerms, PathTerms
 
 __all__ = ["dreg", "elbo", "free_bits", "iwae", "linear_beta", "log_mean_exp", "renyi"]
@@ -84,7 +85,7 @@ def dreg(terms: LogTerms, alpha: float = 0.0, beta: float = 1.0) -> Tensor:
             "Expected terms for dreg whose log-densities are functions of their z; "
             "got others, as compiled code leaves them"
         )
-    path = (score * (z - z.detach())).sum(-1)
+    path = along_path(torch.zeros_like(log_w), score, z)
     return bound + model - (beta * (1 - alpha) * v * (1 - v) * path).sum(0)
 
 

@@ -16,6 +16,7 @@ from typing import Any, TypeVar, get_args
 import torch
 from torch import Tensor, nn
 from torch.distributions import Independent, Normal, Transform
+from torch.distributions.constraints import Constraint
 
 from sylvester.distributions import FlowDistribution
 from sylvester.flows.hypernetwork import Amortized, Hypernetwork, Init, LocalParameters, Output
@@ -221,7 +222,16 @@ def inverted(flow: Flow) -> Flow:
     >>> inverted(IAF(2, transforms=3))()
     FlowDistribution(batch_shape=(), event_shape=(2,), transforms=[3 x AutoregressiveTransform.inv])
     """
+    if constraint := next(filter(None, map(constraint_of, flow.steps)), None):
+        raise ValueError(
+            f"Expected a flow of real vectors, so that onto(inverted(flow), …) be used; got one onto {constraint}"
+        )
     return Flow(flow.base, [InvertedSteps(flow.steps)])
+
+
+def constraint_of(step: nn.Module) -> Constraint | None:
+    """What a step leads onto, where that is not all of the space."""
+    return getattr(step, "constraint", None)
 
 
 class InvertedSteps(nn.Module):

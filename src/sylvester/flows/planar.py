@@ -43,16 +43,16 @@ class Planar(Flow):
 
 def _bind(raw: dict[str, Tensor]) -> list[PlanarTransform]:
     u, w, b = raw["u"], raw["w"], raw["b"]
-    wu = (w * u).sum(-1)
-    u = torch.addcmul(u, ((_above_minus_one(wu) - wu) / _squared_norm(w)).unsqueeze(-1), w)
-    parameters = each_step(1, u), each_step(1, w), each_step(0, b), each_step(0, (w * u).sum(-1))
+    wu, squared = (w * u).sum(-1), (w * w).sum(-1)
+    least = torch.finfo(w.dtype).tiny ** 0.5
+    along = (_above_minus_one(wu) - wu) / squared.clamp(min=least)
+    u = torch.addcmul(u, along.unsqueeze(-1), w)
+    # w·û by what it is to be: summed up once more, large parameters would lose the bound to rounding.
+    wu = torch.where(squared >= least, _above_minus_one(wu), wu + along * squared)
+    parameters = each_step(1, u), each_step(1, w), each_step(0, b), each_step(0, wu)
     return [PlanarTransform.of_product(*step) for step in zip(*parameters, strict=True)]
 
 
 def _above_minus_one(wu: Tensor) -> Tensor:
     """The paper's softplus(w·u) − 1, drawn in by a thousandth so that −1 stays out of reach in float32."""
     return 0.999 * (torch.nn.functional.softplus(wu) - 1)
-
-
-def _squared_norm(w: Tensor) -> Tensor:
-    return (w * w).sum(-1).clamp(min=torch.finfo(w.dtype).tiny ** 0.5)

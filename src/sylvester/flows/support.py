@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.distributions import Transform
 from torch.distributions.constraints import Constraint
 
-from sylvester.flows.base import Flow
+from sylvester.flows.base import Flow, constraint_of
 from sylvester.transforms.support import SupportTransform
 
 
@@ -34,8 +34,8 @@ def onto(flow: Flow, constraint: Constraint) -> Flow:
     """
     if not isinstance(constraint, Constraint):
         raise ValueError(f"Expected a constraint of torch.distributions.constraints; got {constraint!r}")
-    if flow.steps and isinstance(flow.steps[-1], SupportSteps):
-        raise ValueError(f"Expected a flow of real vectors; got one onto {flow.steps[-1].constraint} already")
+    if flow.steps and (already := constraint_of(flow.steps[-1])) is not None:
+        raise ValueError(f"Expected a flow of real vectors; got one onto {already} already")
     step = SupportTransform(constraint)
     try:
         shape = step.inverse_shape(step.forward_shape((flow.features,)))

@@ -113,5 +113,8 @@ class Gated(Elementwise):
         gate = self.floor + (1 - self.floor) * torch.sigmoid(raw_gate)
         complement = (1 - self.floor) * torch.sigmoid(-raw_gate)
         # log g from the nearer end: near 1 the complement has the digits, and a floorless gate may underflow.
-        log_gate = torch.nn.functional.logsigmoid(raw_gate) if self.floor == 0 else torch.log1p(-complement)
+        if self.floor == 0:
+            log_gate = torch.nn.functional.logsigmoid(raw_gate)
+        else:
+            log_gate = torch.where(raw_gate > 0, torch.log1p(-complement), torch.log(gate))
         return gate, complement * shift, log_gate
