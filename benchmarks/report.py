@@ -180,7 +180,8 @@ def page(found: Document, figure_name: str) -> str:
         f" The library's processes {ALLOCATORS[found['allocator']]} (`--allocator {found['allocator']}`)."
         " *Reference* is a plain implementation of how the paper's experiments were run (`benchmarks/reference.py`),"
         " with torch's default settings; it computes the same numbers from the same weights. Ratios are how many times"
-        " faster the library is, unless a heading says otherwise.",
+        " faster the library is, unless a heading says otherwise. A target was set before the measurement; a ratio in"
+        " bold misses it.",
     ]
     if _measured(found):
         lines += ["", f"![Ratios of all rows, with their targets]({figure_name})"]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch.distributions import Independent, Normal
+from torch.distributions import Independent, Normal, constraints
 
-from sylvester import flows
+from sylvester import flows, inference
+from sylvester.diagnostics import diagnose
 from sylvester.distributions import FlowDistribution
 from sylvester.linalg import HouseholderProduct
 from sylvester.transforms import (
@@ -17,6 +18,7 @@ from sylvester.transforms import (
     Shift,
     SylvesterTransform,
 )
+from sylvester.vae import VAE
 
 pytestmark = pytest.mark.usefixtures("float64")
 
@@ -159,6 +161,90 @@ REFUSED = {
     "noise": (
         lambda: flows.Planar(2)().rsample_and_log_prob(noise=torch.zeros(3)),
         "noise that ends in (2,); got (3,)",
+    ),
+    "noise as a list": (
+        lambda: flows.Planar(2)().rsample_and_log_prob(noise=[0.0, 0.0]),
+        "noise as a tensor of torch.float64, as the flow has; got list",
+    ),
+    "context as a list": (lambda: flows.Planar(2, 3)([0.0] * 3), "a context as a tensor (*, 3); got list"),
+    "context of integers": (
+        lambda: flows.Planar(2, 3)(torch.zeros(3, dtype=torch.long)),
+        "a context of torch.float64, as the flow has; got torch.int64",
+    ),
+    "local context": (
+        lambda: flows.IAF(2, 3).local(torch.zeros(4, 3, dtype=torch.float32)),
+        "a context of torch.float64, as the flow has; got torch.float32",
+    ),
+    "points as a number": (
+        lambda: flows.Gaussian(3)().log_prob(0.0),
+        "points as a tensor of torch.float64, as the flow has; got float",
+    ),
+    "points of integers": (
+        lambda: flows.NSF(3)().log_prob(torch.zeros(3, dtype=torch.long)),
+        "points as a tensor of torch.float64, as the flow has; got torch.int64",
+    ),
+    "points to be broadcast": (
+        lambda: flows.Gaussian(3)().log_prob(torch.zeros(4, 1)),
+        "points of shape (*, 3), or one that broadcasts to it; got (4, 1)",
+    ),
+    "points of another batch": (
+        lambda: flows.MAF(3, 2)(torch.zeros(5, 2)).log_prob(torch.zeros(4, 3)),
+        "points of shape (*, 5, 3), or one that broadcasts to it; got (4, 3)",
+    ),
+    "variance bounds": (lambda: flows.Planar(2, variance_bounds=(2.0, 1.0)), "the smaller first; got (2.0, 1.0)"),
+    "negative variance": (lambda: flows.MAF(2, variance_bounds=(-2.0, -1.0)), "two positive numbers"),
+    "nan variance": (lambda: flows.NICE(2, variance_bounds=(float("nan"), 1.0)), "two positive numbers"),
+    "one variance": (lambda: flows.Gaussian(2, variance_bounds=1.0), "two positive numbers"),
+    "hypernetwork's width": (lambda: flows.Planar(2, 3, hyper_features=5), "hidden widths, such as (128,); got 5"),
+    "hypernetwork's widths": (lambda: flows.Planar(2, 3, hyper_features=(0,)), "hidden widths"),
+    "no flow to compose": (lambda: flows.compose([flows.Planar(2)]), "at least one flow to compose"),
+    "no flow to invert": (lambda: flows.inverted(flows.Planar(2)()), "at least one flow to invert"),
+    "no flow to put": (lambda: flows.onto(Normal(0.0, 1.0), constraints.positive), "at least one flow to put onto"),
+    "no flows to mix": (lambda: flows.Mixture(flows.Planar(2)), "flows to mix, in a list; got Planar"),
+    "composed after a constraint": (
+        lambda: flows.compose(flows.onto(flows.Planar(2), constraints.positive), flows.Planar(2)),
+        "flows of real vectors before the last; got one onto GreaterThan",
+    ),
+    "mixed supports": (
+        lambda: flows.Mixture([flows.onto(flows.Planar(2), constraints.positive), flows.Planar(2)]),
+        "flows onto one and the same support; got GreaterThan(lower_bound=0.0), None",
+    ),
+    "base without features": (lambda: flows.Flow(torch.nn.Identity()), "a base with an attribute features"),
+    "steps that want a context": (
+        lambda: flows.Flow(flows.DiagonalGaussian(2), flows.Planar(2, 3).steps)(),
+        "a context of 3 features; got none",
+    ),
+    "a flow for its distribution": (
+        lambda: diagnose(lambda z: z.sum(-1), flows.Planar(2)),
+        "a distribution; got Planar: call the flow for its distribution, flow()",
+    ),
+    "a complex log-density": (
+        lambda: diagnose(lambda z: z.sum(-1) + 0j, flows.Planar(2)()),
+        "a log-density of real numbers; got torch.complex128",
+    ),
+    "nothing to diagnose": (
+        lambda: inference.fit(lambda z: z.sum(-1), flows.Planar(2), diagnosis_samples=0),
+        "diagnosis_samples >= 1; got 0",
+    ),
+    "standardized by a list": (
+        lambda: inference.standardized(flows.Planar(2), [[1.0, 2.0]]),
+        "x as a tensor of floating-point numbers; got list",
+    ),
+    "prior": (
+        lambda: VAE(torch.nn.Identity(), flows.Planar(2, 3), torch.nn.Identity(), prior="normal"),
+        "a prior as a distribution or a flow; got str",
+    ),
+    "prior of a simplex": (
+        lambda: VAE(torch.nn.Identity(), flows.onto(flows.Planar(2, 3), constraints.simplex), torch.nn.Identity()),
+        "a prior with event shape (3,), as the flow has; got none",
+    ),
+    "no samples": (
+        lambda: VAE(torch.nn.Identity(), flows.Planar(2, 3), torch.nn.Identity()).log_terms(torch.zeros(4, 3), 0),
+        "at least one sample of at least one data point; got samples=0",
+    ),
+    "no data": (
+        lambda: VAE(torch.nn.Identity(), flows.Planar(2, 3), torch.nn.Identity()).log_terms(torch.zeros(0, 3)),
+        "at least one sample of at least one data point",
     ),
     "base": (
         lambda: FlowDistribution(Normal(torch.zeros(2), 1.0), []),

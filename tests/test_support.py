@@ -7,11 +7,20 @@ import pickle
 
 import pytest
 import torch
-from torch.distributions import Independent, Normal, Transform, TransformedDistribution, biject_to, constraints
+from torch.distributions import (
+    Dirichlet,
+    Independent,
+    Normal,
+    Transform,
+    TransformedDistribution,
+    biject_to,
+    constraints,
+)
 
 from sylvester import flows
 from sylvester.distributions import FlowDistribution
 from sylvester.transforms import SupportTransform
+from sylvester.vae import VAE
 
 pytestmark = pytest.mark.usefixtures("float64")
 
@@ -228,3 +237,45 @@ def test_far_points_stay_within_open_bounds(constraint: constraints.Constraint, 
     torch.testing.assert_close(ladj, z.squeeze(-1))
     (gradient,) = torch.autograd.grad(y.sum(), z)
     assert gradient[1:4].isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("constraint", "features", "outside", "inside"),
+    [
+        (constraints.positive, 2, [-1.0, 1.0], [0.5, 1.0]),
+        (constraints.unit_interval, 2, [2.0, 0.5], [0.9, 0.5]),
+        (constraints.interval(-1.0, 2.0), 1, [2.5], [1.5]),
+        (constraints.simplex, 2, [0.5, 0.5, 0.5], [0.2, 0.5, 0.3]),
+        (MIXED["lengths"], 3, [1.0, -1.0, -3.0], [1.0, 1.0, -3.0]),
+        (MIXED["a simplex"], 4, [0.5, 0.5, 0.5, 1.0, 1.0], [0.5, 0.25, 0.25, 1.0, 1.0]),
+    ],
+)
+def test_there_is_no_density_outside(constraint, features, outside, inside):
+    q = flows.onto(scaled(flows.Planar(features, transforms=2), 0.5), constraint)()
+    points = torch.tensor([outside, inside]).requires_grad_()
+    log_q = q.log_prob(points)
+    assert log_q[0] == -torch.inf
+    assert log_q[1].isfinite()
+    torch.testing.assert_close(log_q[1], q.log_prob(torch.tensor(inside)))
+    log_q[1].backward()
+    assert points.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("features", [2, 20, 200])
+def test_its_own_draws_lie_on_a_simplex_of_any_size(features):
+    q = flows.onto(flows.Gaussian(features), constraints.simplex).float()()
+    z = q.sample((500,))
+    assert q.log_prob(z.clone()).isfinite().all()
+
+
+def test_a_posterior_on_a_simplex():
+    class Topics(torch.nn.Linear):
+        def forward(self, z):
+            return Independent(Normal(super().forward(z), 1.0), 1)
+
+    flow = flows.onto(flows.Planar(2, context=4), constraints.simplex)
+    vae = VAE(torch.nn.Linear(6, 4), flow, Topics(3, 6), prior=Dirichlet(torch.ones(3)))
+    terms = vae.log_terms(torch.randn(5, 6), 7)
+    assert terms.z.shape == (7, 5, 3)
+    assert terms.log_w.isfinite().all()
+    assert vae.sample(4).shape == (4, 6)

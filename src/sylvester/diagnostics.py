@@ -297,6 +297,9 @@ def weighted_draws(
     >>> z.shape, log_w  # log √2π
     (torch.Size([3]), tensor([0.9189, 0.9189, 0.9189], dtype=torch.float64))
     """
+    if not isinstance(q, Distribution):
+        hint = ": call the flow for its distribution, flow()" if isinstance(q, Flow | Mixture) else ""
+        raise ValueError(f"Expected a distribution; got {type(q).__name__}{hint}")
     if q.batch_shape:
         raise ValueError(f"Expected one distribution, with batch_shape (); got batch_shape {tuple(q.batch_shape)}")
     if samples < 1:
@@ -324,6 +327,8 @@ def weighted_draws(
 def evaluated(log_density: LogDensity, z: Tensor, event_dims: int = 1) -> Tensor:
     """log_density(z), which must have one number for each point."""
     log_p = log_density(z)
+    if isinstance(log_p, Tensor) and log_p.is_complex():
+        raise ValueError(f"Expected a log-density of real numbers; got {log_p.dtype}")
     expected = z.shape[: z.dim() - event_dims]
     if not isinstance(log_p, Tensor) or log_p.shape != expected:
         got = f"shape {tuple(log_p.shape)}" if isinstance(log_p, Tensor) else f"type {type(log_p).__name__}"

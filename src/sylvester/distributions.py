@@ -17,6 +17,7 @@ from torch.distributions import Distribution, Independent, Normal, Transform, Tr
 from sylvester.linalg.precision import full_precision
 from sylvester.transforms import FlowTransform, Inverse, call_and_ladj, call_ladj_and_score
 from sylvester.transforms.base import found, inverse_tolerance
+from sylvester.transforms.support import SupportTransform
 
 __all__ = ["FlowDistribution", "MixtureDistribution", "Strata"]
 
@@ -71,6 +72,9 @@ class FlowDistribution(TransformedDistribution):
             shape = self.base_dist._extended_shape(torch.Size(sample_shape))
             return torch.randn(shape, dtype=loc.dtype, device=loc.device)
         whole = self.base_dist._extended_shape()
+        if not isinstance(noise, Tensor) or noise.dtype != loc.dtype:
+            got = noise.dtype if isinstance(noise, Tensor) else type(noise).__name__
+            raise ValueError(f"Expected noise as a tensor of {loc.dtype}, as the flow has; got {got}")
         if noise.shape[max(0, noise.dim() - len(whole)) :] != whole:
             raise ValueError(f"Expected noise that ends in {tuple(whole)}; got {tuple(noise.shape)}")
         return noise
@@ -129,17 +133,41 @@ class FlowDistribution(TransformedDistribution):
 
     @full_precision
     def log_prob(self, value: Tensor) -> Tensor:
-        """The log-density at any point, with gradients for the point and all parameters."""
+        """The log-density at any point, with gradients for the point and all parameters; −∞ outside the support."""
         if self._drawn is not None and self._drawn.answers(value):
             return self._drawn.log_q
+        self._check_points(value)
         if self._validate_args:
             self._validate_sample(value)
             self._check_exact(self.residual(value))
+        if not (self.transforms and isinstance(last := self.transforms[-1], SupportTransform)):
+            return self._log_prob_through_inverse(value)
+        inside = last.contains(value)
+        # A point inside stands in for those outside, whose inverses and gradients would be nothing.
+        origin = last(self.base_dist.base_dist.loc.new_zeros(self.base_dist.event_shape))
+        value = torch.where(inside[(..., *[None] * len(self.event_shape))], value, origin)
+        return torch.where(inside, self._log_prob_through_inverse(value), -math.inf)
+
+    def _log_prob_through_inverse(self, value: Tensor) -> Tensor:
         ladj_inverse: Tensor | float = 0.0
         for transform in reversed(self.transforms):
             value, ladj = call_and_ladj(transform.inv, value)
             ladj_inverse = ladj_inverse + ladj
         return self.base_dist.base_dist.log_prob(value).sum(-1) + ladj_inverse
+
+    def _check_points(self, value: Tensor) -> None:
+        whole, dtype = (*self.batch_shape, *self.event_shape), self.base_dist.base_dist.loc.dtype
+        if not isinstance(value, Tensor) or value.dtype != dtype:
+            got = value.dtype if isinstance(value, Tensor) else type(value).__name__
+            raise ValueError(f"Expected points as a tensor of {dtype}, as the flow has; got {got}")
+        events = len(self.event_shape)
+        fits = value.dim() >= events and value.shape[value.dim() - events :] == self.event_shape
+        sizes = zip(reversed(value.shape[: value.dim() - events]), reversed(self.batch_shape), strict=False)
+        if not (fits and all(a == b or 1 in (a, b) for a, b in sizes)):
+            raise ValueError(
+                f"Expected points of shape (*, {', '.join(map(str, whole))}), or one that broadcasts to it; "
+                f"got {tuple(value.shape)}"
+            )
 
     @torch.no_grad()
     @full_precision

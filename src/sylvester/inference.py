@@ -202,6 +202,7 @@ def fit(
         ("tolerance", tolerance, tolerance >= 0, ">= 0"),
         ("patience", patience, patience >= 1, ">= 1"),
         ("restarts", restarts, restarts >= 1, ">= 1"),
+        ("diagnosis_samples", diagnosis_samples, diagnosis_samples >= 1, ">= 1"),
     )
     if not callable(log_density):
         raise ValueError(f"Expected log_density as a function (*, D) -> (*); got {type(log_density).__name__}")
@@ -638,6 +639,7 @@ def standardized(flow: Flow, x: Tensor, context: Tensor | None = None) -> Flow:
     >>> bool(((standardized(Gaussian(2), x)().sample() - 100).abs() < 20).all())
     True
     """
+    x, context = _data(flow, x, context)
     if not any(isinstance(module, _Moments) for step in flow.steps for module in (step, getattr(step, "module", None))):
         if flow.steps and (constraint := constraint_of(flow.steps[-1])) is not None:
             x = SupportTransform(constraint).inv(x)

@@ -15,6 +15,7 @@ Needs Pyro: ``pip install "sylvester[pyro]"``.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, get_args, overload
 
@@ -253,8 +254,8 @@ class AutoFlow(AutoContinuous):
                 "Expected a function that makes a flow of so many features, such as partial(TriangularSylvester, "
                 f"transforms=8); got {type(flow).__name__}"
             )
-        if not init_scale > 0:
-            raise ValueError(f"Expected init_scale > 0; got {init_scale}")
+        if not 0 < init_scale < math.inf:
+            raise ValueError(f"Expected a finite init_scale > 0; got {init_scale}")
         if affine not in get_args(Affine):
             raise ValueError(f"Expected affine in {get_args(Affine)}; got {affine!r}")
         if quantile_draws < 2:
@@ -278,17 +279,23 @@ class AutoFlow(AutoContinuous):
             outer = AffineStep(loc, self._init_scale / base.scale, -base.loc, triangular=self._affine == "triangular")
         self.flow = PyroFlow(Flow(flow.base, [*flow.steps, outer]))
 
+    def _made(self) -> PyroFlow:
+        flow: PyroFlow | None = getattr(self, "flow", None)
+        if flow is None:
+            raise ValueError("Expected a guide that was called once, as it learns its latents from the model; got none")
+        return flow
+
     def get_posterior(self, *args: Any, **kwargs: Any) -> PyroFlowDistribution:
         """The distribution of the latent variables on the real line, ``(latent_dim,)``."""
-        return self.flow()
+        return self._made()()
 
     def get_base_dist(self) -> Any:
-        like = next(self.flow.parameters())
+        like = next(self._made().parameters())
         return dist.Normal(like.new_zeros(self.latent_dim), like.new_ones(self.latent_dim)).to_event(1)
 
     def get_transform(self, *args: Any, **kwargs: Any) -> PyroFlowTransform:
         """From noise to the latent variables on the real line, as ``NeuTraReparam`` wants it."""
-        return PyroFlowTransform(self.flow)
+        return PyroFlowTransform(self._made())
 
     @torch.no_grad()
     def quantiles(self, quantiles: Sequence[float] | Tensor, *args: Any, **kwargs: Any) -> dict[str, Tensor]:

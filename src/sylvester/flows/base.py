@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, get_args
 
@@ -22,6 +23,7 @@ from sylvester.distributions import FlowDistribution
 from sylvester.flows.hypernetwork import Amortized, Hypernetwork, Init, LocalParameters, Output
 from sylvester.linalg.precision import full_precision
 from sylvester.transforms.elementwise import NUDGE
+from sylvester.transforms.support import SupportTransform
 
 _LEAST_VARIANCE = 1e-8
 
@@ -46,6 +48,17 @@ class DiagonalGaussian(Amortized):
         variance_bounds: tuple[float, float] | None = None,
     ):
         super().__init__()
+        check_sizes(features, context, "torch")
+        if variance_bounds is not None:
+            try:
+                low, high = map(float, variance_bounds)
+                usable = 0 < low <= high < math.inf
+            except (TypeError, ValueError):
+                usable = False
+            if not usable:
+                raise ValueError(
+                    f"Expected variance_bounds as two positive numbers, the smaller first; got {variance_bounds!r}"
+                )
         self.features, self.variance_bounds = features, variance_bounds
         table = {"loc": Output((features,)), "raw_variance": Output((features,))}
         self.hypernetwork = Hypernetwork(context, table, hyper_features=hyper_features)
@@ -124,19 +137,22 @@ class Flow(nn.Module):
 
     def __init__(self, base: nn.Module, steps: Sequence[nn.Module] | nn.ModuleList = ()):
         super().__init__()
+        for name in ("features", "context"):
+            if not hasattr(base, name):
+                raise ValueError(f"Expected a base with an attribute {name}, as DiagonalGaussian has; got {base!r}")
         self.base, self.steps = base, nn.ModuleList(steps)
         self.features: int = base.features  # type: ignore[assignment]
         self.context: int = base.context  # type: ignore[assignment]
 
     @full_precision
     def forward(self, context: Tensor | None = None) -> FlowDistribution:
-        self._check_context(context)
         for parameter in self.base.parameters():
             if parameter.dtype.itemsize < 4:
                 raise ValueError(
                     f"Expected a flow in float32 or float64, as densities need; got {parameter.dtype}: "
                     "leave the flow at full precision and use autocast, which ends where a flow begins"
                 )
+        self._check_context(context)
         transforms = [transform for module in self.steps for transform in module(context)]
         return FlowDistribution(self.base(context), transforms, validate_args=False)
 
@@ -145,8 +161,15 @@ class Flow(nn.Module):
             raise ValueError(f"Expected a context of {self.context} features; got none")
         if context is not None and not self.context:
             raise ValueError("Expected no context, as this flow was made with context=0; got one")
-        if context is not None and (context.dim() < 1 or context.shape[-1] != self.context):
+        if context is None:
+            return
+        if not isinstance(context, Tensor):
+            raise ValueError(f"Expected a context as a tensor (*, {self.context}); got {type(context).__name__}")
+        if context.dim() < 1 or context.shape[-1] != self.context:
             raise ValueError(f"Expected a context of shape (*, {self.context}); got {tuple(context.shape)}")
+        like = next(self.parameters(), context)
+        if context.dtype != like.dtype:
+            raise ValueError(f"Expected a context of {like.dtype}, as the flow has; got {context.dtype}")
 
     @full_precision
     def local(self, context: Tensor) -> Flow:
@@ -170,6 +193,13 @@ class Flow(nn.Module):
             raise ValueError("Expected a flow with a context; got one made with context=0, which is free already")
         self._check_context(context)
         return Flow(localized(self.base, context), [localized(step, context) for step in self.steps])
+
+    @property
+    def event_shape(self) -> torch.Size:
+        """Of its distributions: (features,), but for flows onto a constraint whose entries are not all free."""
+        constraint = constraint_of(self.steps[-1]) if self.steps else None
+        shape = (self.features,)
+        return torch.Size(shape) if constraint is None else SupportTransform(constraint).forward_shape(shape)
 
     def extra_repr(self) -> str:
         return f"features={self.features}, context={self.context}"
@@ -204,13 +234,21 @@ def compose(*flows: Flow) -> Flow:
     >>> flow().rsample((3,)).shape
     torch.Size([3, 2])
     """
-    if not flows:
-        raise ValueError("Expected at least one flow to compose; got none")
+    check_flows(flows, "to compose")
+    for flow in flows[:-1]:
+        if (constraint := _constraint_within(flow)) is not None:
+            raise ValueError(f"Expected flows of real vectors before the last; got one onto {constraint}")
+    return Flow(flows[0].base, [module for flow in flows for module in flow.steps])
+
+
+def check_flows(flows: Sequence[object], purpose: str) -> None:
+    """Flows, and such as belong together."""
+    if not flows or not all(isinstance(flow, Flow) for flow in flows):
+        raise ValueError(f"Expected at least one flow {purpose}, and nothing else; got {flows!r}")
     for name in ("features", "context"):
         values = [getattr(flow, name) for flow in flows]
         if len(set(values)) > 1:
             raise ValueError(f"Expected flows with the same {name}; got {values}")
-    return Flow(flows[0].base, [module for flow in flows for module in flow.steps])
 
 
 def inverted(flow: Flow) -> Flow:
@@ -222,7 +260,8 @@ def inverted(flow: Flow) -> Flow:
     >>> inverted(IAF(2, transforms=3))()
     FlowDistribution(batch_shape=(), event_shape=(2,), transforms=[3 x AutoregressiveTransform.inv])
     """
-    if constraint := next(filter(None, map(constraint_of, flow.steps)), None):
+    check_flows([flow], "to invert")
+    if (constraint := _constraint_within(flow)) is not None:
         raise ValueError(
             f"Expected a flow of real vectors, so that onto(inverted(flow), …) be used; got one onto {constraint}"
         )
@@ -232,6 +271,10 @@ def inverted(flow: Flow) -> Flow:
 def constraint_of(step: nn.Module) -> Constraint | None:
     """What a step leads onto, where that is not all of the space."""
     return getattr(step, "constraint", None)
+
+
+def _constraint_within(flow: Flow) -> Constraint | None:
+    return next((found for step in flow.steps if (found := constraint_of(step)) is not None), None)
 
 
 class InvertedSteps(nn.Module):

@@ -61,6 +61,8 @@ class Hypernetwork(nn.Module):
         init: Init = "torch",
     ):
         super().__init__()
+        if isinstance(hyper_features, int) or not all(isinstance(w, int) and w > 0 for w in hyper_features):
+            raise ValueError(f"Expected hyper_features as hidden widths, such as (128,); got {hyper_features!r}")
         self.context, self.table, self.transforms = context, table, transforms
         self.outputs = sum(row.size for row in table.values())
         widths = [context, *hyper_features] if context else [0]
@@ -112,7 +114,8 @@ class Hypernetwork(nn.Module):
         """``(*, transforms, outputs)``."""
         flat = self.bias.unflatten(0, (self.transforms, self.outputs))  # (K, outputs)
         if self.weight is not None:
-            assert context is not None
+            if context is None:
+                raise ValueError(f"Expected a context of {self.context} features; got none")
             hidden = self.hidden(context)
             if self.outputs < _WIDE:
                 flat = nn.functional.linear(hidden, self.weight, self.bias).unflatten(-1, flat.shape)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
+import torch
 from torch import Tensor, nn
 
 from sylvester.distributions import MixtureDistribution
-from sylvester.flows.base import Flow, localized
+from sylvester.flows.base import Flow, check_flows, constraint_of, localized
 from sylvester.flows.hypernetwork import Hypernetwork, LocalParameters, Output
 from sylvester.linalg.precision import full_precision
 
@@ -43,14 +44,15 @@ class Mixture(nn.Module):
 
     hypernetwork: Hypernetwork | LocalParameters
 
-    def __init__(self, flows: Sequence[Flow], *, hyper_features: Sequence[int] = ()):
+    def __init__(self, flows: Iterable[Flow], *, hyper_features: Sequence[int] = ()):
         super().__init__()
-        if not flows or not all(isinstance(flow, Flow) for flow in flows):
-            raise ValueError(f"Expected at least one flow to mix, and nothing else; got {flows!r}")
-        for name in ("features", "context"):
-            values = [getattr(flow, name) for flow in flows]
-            if len(set(values)) > 1:
-                raise ValueError(f"Expected flows with the same {name}; got {values}")
+        if not isinstance(flows, Iterable):
+            raise ValueError(f"Expected flows to mix, in a list; got {type(flows).__name__}")
+        flows = list(flows)
+        check_flows(flows, "to mix")
+        supports = {str(constraint_of(flow.steps[-1]) if flow.steps else None) for flow in flows}
+        if len(supports) > 1:
+            raise ValueError(f"Expected flows onto one and the same support; got {', '.join(sorted(supports))}")
         self.flows = nn.ModuleList(flows)
         self.features = flows[0].features
         # Nearly even weights at the start: differences are learned.
@@ -73,6 +75,13 @@ class Mixture(nn.Module):
         free: dict[int, nn.Module] = {id(flow): localized(flow, context) for flow in self.flows}
         assert isinstance(self.hypernetwork, Hypernetwork)
         return copy.deepcopy(self, free | {id(self.hypernetwork): self.hypernetwork.local(context)})
+
+    @property
+    def event_shape(self) -> torch.Size:
+        """Of its distributions."""
+        shape = self.flows[0].event_shape
+        assert isinstance(shape, torch.Size)
+        return shape
 
     def extra_repr(self) -> str:
         return f"features={self.features}, context={self.context}"

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.distributions import Transform
 from torch.distributions.constraints import Constraint
 
-from sylvester.flows.base import Flow, constraint_of
+from sylvester.flows.base import Flow, check_flows, constraint_of
 from sylvester.transforms.support import SupportTransform
 
 
@@ -32,6 +32,7 @@ def onto(flow: Flow, constraint: Constraint) -> Flow:
     >>> bool(q.support.check(q.sample((5,))).all())
     True
     """
+    check_flows([flow], "to put onto a constraint")
     if not isinstance(constraint, Constraint):
         raise ValueError(f"Expected a constraint of torch.distributions.constraints; got {constraint!r}")
     if flow.steps and (already := constraint_of(flow.steps[-1])) is not None:

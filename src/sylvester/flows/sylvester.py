@@ -44,7 +44,7 @@ class OrthogonalSylvester(Flow):
     """O-SNF: K steps z' = z + Q R tanh(R̃ Qᵀ z + b), where Q is the polar factor of a D x M matrix.
 
     Args:
-        rank: M, the columns of Q; half the features, but all of up to 16, unless given.
+        rank: M, the columns of Q; half the features, but 16 at least (all of fewer), unless given.
         diagonals: what keeps r_ii r̃_ii above −1. "bounded" is the paper's, "free" reaches further in a step; free
             without a context, and bounded with one, unless given.
     """

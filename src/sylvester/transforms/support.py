@@ -73,6 +73,16 @@ class SupportTransform(Transform):
         bound = torch.as_tensor(self.constraint.upper_bound, dtype=y.dtype, device=y.device)
         return torch.clamp(y, -largest, torch.nextafter(bound, -largest))
 
+    def contains(self, y: Tensor) -> Tensor:
+        """Whether events lie on the constraint; entries that follow from others may have been rounded."""
+        if self._concatenated:
+            pieces = zip(self.parts, y.split(self.sizes_out, -1), strict=True)
+            return torch.stack([part.contains(piece) for part, piece in pieces]).all(0)
+        if self.constraint.event_dim == 0:
+            return self.codomain.check(y)
+        error = (self.bijection(self.bijection.inv(y)) - y).abs() / (1 + y.abs())
+        return (error <= torch.finfo(y.dtype).eps ** 0.5).flatten(y.dim() - self.codomain.event_dim).all(-1)
+
     def log_abs_det_jacobian(self, z: Tensor, y: Tensor) -> Tensor:
         if self._concatenated:
             pieces = zip(self.parts, z.split(self.sizes_in, -1), y.split(self.sizes_out, -1), strict=True)

@@ -67,12 +67,18 @@ class VAE(nn.Module):
     ) -> None:
         super().__init__()
         self.encoder, self.flow, self.decoder, self.prior = encoder, flow, decoder, prior
+        # A flow of one's own may have no event shape but its features.
+        expected = tuple(getattr(flow, "event_shape", (flow.features,)))
+        if prior is None and expected != (flow.features,):
+            raise ValueError(f"Expected a prior with event shape {expected}, as the flow has; got none")
         if prior is not None:
             distribution = self.prior_distribution()
+            if not isinstance(distribution, Distribution):
+                raise ValueError(f"Expected a prior as a distribution or a flow; got {_describe(distribution)}")
             batch, event = tuple(distribution.batch_shape), tuple(distribution.event_shape)
-            if batch or event != (flow.features,):
+            if batch or event != expected:
                 raise ValueError(
-                    f"Expected a prior with batch shape () and event shape ({flow.features},), as the flow has; "
+                    f"Expected a prior with batch shape () and event shape {expected}, as the flow has; "
                     f"got {batch} and {event}"
                 )
 
@@ -137,6 +143,11 @@ class VAE(nn.Module):
         of another posterior.
         """
         check_data(x)
+        if samples < 1 or x.dim() < 1 or not len(x):
+            raise ValueError(
+                f"Expected at least one sample of at least one data point; got samples={samples} and x of shape "
+                f"{tuple(x.shape)}"
+            )
         if posterior is not None and not (seen is None and context_mask is None):
             raise ValueError("Expected a posterior, or what it is to be made of (seen, context_mask); got both")
         if posterior is None:
