@@ -72,6 +72,11 @@ def test_train_offers_the_documented_flags() -> None:
         assert f"--{name} " in text
 
 
+def test_ray_alone_joins_a_cluster_or_starts_one() -> None:
+    text = " ".join(sylvester("sweep", "--help").stdout.replace("│", " ").split())
+    assert "without one, on this machine's, which is started if need be." in text
+
+
 def test_a_run_is_a_folder_with_its_figures(finished: Path, archive: Path) -> None:
     result = json.loads((finished / "result.json").read_text())
     assert result["dataset"]["name"] == "halves"
@@ -356,6 +361,17 @@ def test_datasets_are_listed_and_checked(tmp_path: Path) -> None:
     missing = sylvester("data", "check", "mnist", "--data-dir", tmp_path)
     assert missing.returncode == 2
     assert "binarized_mnist_train.amat" in missing.stderr
+    assert missing.stdout.count("not found") == 3
+
+
+def test_a_download_that_fails_is_no_misuse(tmp_path: Path) -> None:
+    nowhere = {**dict.fromkeys(("http_proxy", "https_proxy"), "http://127.0.0.1:1"), "no_proxy": ""}
+    empty = {"XDG_CACHE_HOME": str(tmp_path), "SYLVESTER_DATA": ""}
+    for words in (["data", "fetch", "mnist"], ["reproduce", "table1", "--dry-run"]):
+        done = sylvester(*words, "--quiet", cwd=tmp_path, **nowhere, **empty)
+        assert done.returncode == 1
+        assert len(done.stderr.splitlines()) == 1, done.stderr
+        assert "got no connection to the server: try again" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -369,6 +385,8 @@ def test_datasets_are_listed_and_checked(tmp_path: Path) -> None:
         (["train", "--epochs", "1.5"], "Expected epochs to be a whole number from 1 to 2,147,483,647; got '1.5'"),
         (["train", "--seed", "1.7"], "Expected seed to be a whole number"),
         (["train", "--devices", str(10**26)], "Expected devices to be a whole number from 1 to 1,024"),
+        (["train", "--devices", "1000"], "by its CPU cores; got 1000"),
+        (["sweep", "--devices", "1000"], "by its CPU cores; got 1000"),
         (["train", "--latent", str(10**9)], "Expected latent to be a whole number"),
         (["train", "--latent", "1000000"], "Expected a model that can be trained with"),
         (["train", "--flow", "iaf", "--latent", "300000", "--hidden", "300000"], "Expected a model that fits"),
@@ -379,6 +397,9 @@ def test_datasets_are_listed_and_checked(tmp_path: Path) -> None:
         (["train", "--dataset", "pipe.npz"], "got a pipe"),
         (["train", "--out", os.fsdecode(b"\xff")], "not UTF-8"),
         (["train", "--precision", "bf16-mixed"], "--precision 32-true works everywhere"),
+        (["train", "--precision", "16-mixed"], "got none: --precision bf16-mixed is for CPUs"),
+        (["sweep", "--precision", "16-mixed"], "got none: --precision bf16-mixed is for CPUs"),
+        (["sweep", "--precision", "16-mixed", "--dry-run"], "got none: --precision bf16-mixed is for CPUs"),
         (["evaluate", ".", "--samples", "1.5"], "Expected --samples to be a whole number from 1"),
         (["sample", ".", "-n", "0"], "Expected -n to be a whole number from 1 to 10,000; got '0'"),
         (["train", "--dataset", "absent.npz"], "absent.npz"),
@@ -388,11 +409,14 @@ def test_datasets_are_listed_and_checked(tmp_path: Path) -> None:
         (["train", "--dataset", "mnist", "--data-dir", "."], "binarized_mnist_train.amat"),
         (["train", "--dataset", "caltech101", "--data-dir", "bad"], "caltech101_silhouettes_28_split1.mat"),
         (["train", "--config", "absent.toml"], "absent.toml"),
+        (["train", "--config", "empty.toml"], "Expected settings in empty.toml, such as latent = 16; got none"),
+        (["train", "--config", "later.toml"], "got later.toml of format 9, which a later version of sylvester made"),
         (["train", "--config", "typo.toml"], "did you mean 'latent'"),
         (["resume", "."], "Expected the folder of a run"),
         (["resume", "absent"], "Expected the folder of a run"),
         (["evaluate", "."], "Expected the folder of a run"),
         (["sample", "bad"], "Expected the folder of a run"),
+        (["data", "check", "absent.npz"], "Expected a readable file at absent.npz; got the error No such file"),
         (["data", "check", "minst"], "did you mean 'mnist'?"),
         (["brain"], "did you mean 'train'?"),
         (["data", "chek"], "Expected the command after sylvester data to be one of list, fetch, check; got 'chek'"),
@@ -407,6 +431,10 @@ def test_datasets_are_listed_and_checked(tmp_path: Path) -> None:
         (["train", "--variance-bounds", "1"], "Expected 2 values of --variance-bounds; got 1"),
         (["train", "--out", "torn.npz"], "Expected a folder for the run; got the file torn.npz"),
         (["train", "--out", "torn.npz/run"], "Expected a folder for the run; got torn.npz/run below the file"),
+        (
+            ["train", "--out", "/proc/nope/run"],
+            "Expected a folder for the run; got /proc/nope/run in /proc, where nothing may be written",
+        ),
         (["resume"], "Expected RUN after sylvester resume; got none"),
         (["evaluate", "bad", "run"], "Expected nothing more after sylvester evaluate but its flags; got 'run'"),
         (["evaluate", "bad", "--samples", "0"], "Expected --samples to be a whole number from 1"),
@@ -419,6 +447,9 @@ def test_datasets_are_listed_and_checked(tmp_path: Path) -> None:
         (["sweep", "--seed", "0", "--seed", "1"], "got it twice: several values are separated by commas"),
         (["sweep", "--compile", "maybe"], "Expected compile to be true or false; got 'maybe'"),
         (["sweep", "--ray", "here", "there"], "Expected at most 1 value of --ray; got 2"),
+        (["sweep", "--cpus", "4"], "Expected --cpus only with --ray; got it without"),
+        (["sweep", "--gpus", "0"], "Expected --gpus only with --ray; got it without"),
+        (["sweep", "--out", "old"], "Expected a folder for the runs; got old, which is a run itself"),
         (["sweep", "--out", "torn.npz"], "Expected a folder for the runs; got the file torn.npz"),
         (["reproduce", "tabel1"], "digits; got 'tabel1'; did you mean 'table1'?"),
         (["reproduce", "digits", "--preset", "papr"], "did you mean 'paper'?"),
@@ -442,12 +473,16 @@ def test_bad_input_is_one_sentence_and_leaves_nothing(words: list[str], expected
     (tmp_path / "bad").mkdir()
     (tmp_path / "bad" / "caltech101_silhouettes_28_split1.mat").write_bytes(b"MATLAB 5.0 MAT-file, torn")
     (tmp_path / "typo.toml").write_text("laten = 4\n")
+    (tmp_path / "empty.toml").write_text("# latent = 4\n")
+    (tmp_path / "later.toml").write_text("format = 9\nlatent = 4\n")
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old" / "config.toml").write_text("format = 1\n")
     (tmp_path / "listed.toml").write_text("epochs = [1]\n")
     (tmp_path / "nul.toml").write_text('data_dir = "a\\u0000b"\n')
     os.mkfifo(tmp_path / "pipe.npz")
     before = sorted(tmp_path.rglob("*"))
     out = ["--out", "run"] if words[0] == "train" and "--out" not in words else []
-    done = sylvester(*words, *out, cwd=tmp_path, SYLVESTER_BF16="denied")
+    done = sylvester(*words, *out, cwd=tmp_path, SYLVESTER_BF16="denied", CUDA_VISIBLE_DEVICES="")
     assert done.returncode == 2, done.stderr
     assert len(done.stderr.splitlines()) == 1, done.stderr
     assert expected in done.stderr

@@ -148,6 +148,22 @@ def test_a_file_that_is_no_toml_is_named(content: bytes | None, tmp_path: Path) 
         resolve({}, file)
 
 
+@pytest.mark.parametrize("content", ["", "# latent = 2\n", "format = 1\n"])
+def test_a_file_without_settings_is_refused(content: str, tmp_path: Path) -> None:
+    file = tmp_path / "settings.toml"
+    file.write_text(content)
+    with pytest.raises(ConfigError, match=f"Expected settings in {file}.*; got none"):
+        resolve({"seed": 1}, file)
+
+
+@pytest.mark.parametrize("number", ["9", "-1", '"1"', "[1]"])
+def test_settings_of_a_later_format_are_refused(number: str, tmp_path: Path) -> None:
+    file = tmp_path / "settings.toml"
+    file.write_text(f"format = {number}\nlatent = 2\n")
+    with pytest.raises(ConfigError, match=f"Expected a run of format 1 or earlier; got {file} of format"):
+        resolve({}, file)
+
+
 def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "settings.toml")
     with pytest.raises(ConfigError, match="got: a pipe"):

@@ -22,6 +22,7 @@ from sylvester.app.checksums import signed, verified
 from sylvester.app.config import Config, ConfigError, resolve
 from sylvester.app.runs import DamagedRun, Run, RunError, RunFailure
 from sylvester.app.selection import best_epoch
+from tests.app.commands import sylvester
 from tests.app.conftest import TINY, Stop, stop_at
 
 
@@ -161,6 +162,60 @@ def test_damage_is_named_or_made_good(
         cli.resume(path, quiet=True, json=True)
     assert figures(path) == figures(stages / FINISHED)
     Run.open(path).verify()
+
+
+@pytest.mark.parametrize("damage", ["empty", "cut"])
+def test_another_evaluation_is_made_again_as_advised(damage: str, stages: Path, tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    shutil.copytree(stages / FINISHED, path)
+    expected = results.evaluate(Run.open(path), data.load(Run.open(path).config.dataset), 20, seed=1, images=5)
+    file = path / expected["evaluation"]["file"]
+    content = DAMAGES[damage](file.read_bytes())
+    assert content is not None
+    file.write_bytes(content)
+    command = ["evaluate", str(path), "--samples", "20", "--images", "5", "--seed", "1"]
+    advice = f"delete it, and {' '.join(['sylvester', *command])} makes it again"
+    with pytest.raises(DamagedRun, match=f"Expected {file} as it was written; got .*: {advice}"):
+        cli.evaluate(path, samples=20, images=5, seed=1, quiet=True)
+    file.unlink()
+    done = sylvester(*command, "--json", "--quiet")
+    assert json.loads(done.stdout) == expected
+    cli.resume(path, quiet=True, json=True)
+
+
+@pytest.mark.parametrize("damage", ["deleted", "empty"])
+@pytest.mark.parametrize("checkpoint", [True, False])
+def test_the_runs_own_evaluation_goes_with_its_result(
+    damage: str, checkpoint: bool, stages: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "run"
+    shutil.copytree(stages / FINISHED, path)
+    file = path / f"{SCORES}.safetensors"
+    file.unlink() if damage == "deleted" else file.write_bytes(b"")
+    for name in () if checkpoint else ("checkpoint.pt", "checkpoint.previous.pt"):
+        (path / name).unlink()
+    what = "result.json" if damage == "deleted" else "it and result.json"
+    done = "makes both" if checkpoint else "does the run"
+    advice = f"delete {what}, and sylvester resume {path} {done} again"
+    with pytest.raises(DamagedRun, match=f"{advice}$"):
+        cli.resume(path, quiet=True)
+    if damage != "deleted":
+        with pytest.raises(DamagedRun, match=f"{advice}$"):
+            cli.evaluate(path, samples=2000, quiet=True)
+
+
+@pytest.mark.parametrize("content", [b"", b"latent = ", b"\xff", b"format = 1\n", b"a = " + b"9" * 5000])
+def test_settings_that_cannot_be_read_are_not_advised_to_be_used(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_bytes(content)
+    with pytest.raises(DamagedRun, match="or start over with sylvester train --out NEW with the settings you want"):
+        Run.open(tmp_path)
+
+
+def test_settings_that_can_be_read_are_offered(stages: Path, tmp_path: Path) -> None:
+    content = (stages / FRESH / "config.toml").read_bytes()
+    (tmp_path / "config.toml").write_bytes(content.replace(b"latent = 2", b"latent = 3"))
+    with pytest.raises(DamagedRun, match=f"sylvester train --config {tmp_path / 'config.toml'}"):
+        Run.open(tmp_path)
 
 
 def test_no_bit_of_the_settings_can_change(stages: Path, tmp_path: Path) -> None:

@@ -20,7 +20,19 @@ import scipy.io
 import torch
 
 from sylvester import names
-from sylvester.app.data import CATALOGUE, DataError, Entry, File, Variant, check, fetch, files, listing, load
+from sylvester.app.data import (
+    CATALOGUE,
+    DataError,
+    DownloadError,
+    Entry,
+    File,
+    Variant,
+    check,
+    fetch,
+    files,
+    listing,
+    load,
+)
 
 REAL = Path(os.environ.get("SYLVESTER_DATA") or Path(__file__).parents[3] / "shared" / "data")
 needs_real_files = pytest.mark.skipif(not REAL.is_dir(), reason="the published files are not here")
@@ -376,7 +388,7 @@ class TestDownload:
     def test_keeps_nothing_that_fails_its_checksum(self, tmp_path, server):
         entry, _ = small_mnist(tmp_path / "remote", url=server[0])
         (tmp_path / "remote" / "binarized_mnist_train.amat").write_bytes(b"<html>moved</html>")
-        with pytest.raises(DataError, match=r"train\.amat to have the checksum .* --data-dir"):
+        with pytest.raises(DownloadError, match=r"train\.amat to have the checksum .* --data-dir"):
             load(entry)
         assert not list(files.cache_folder().iterdir())
 
@@ -400,7 +412,7 @@ class TestDownload:
 
     def test_no_connection(self, tmp_path):
         entry, _ = small_mnist(tmp_path / "remote", url="http://127.0.0.1:1")
-        with pytest.raises(DataError, match=r"http://127\.0\.0\.1:1/.*; got no connection to the server: try"):
+        with pytest.raises(DownloadError, match=r"http://127\.0\.0\.1:1/.*; got no connection to the server: try"):
             load(entry)
 
 

@@ -2,12 +2,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
+import torch
 
 from sylvester.app import machine
-from sylvester.app.machine import MachineError, allow_bf16, bf16, wait_passively
+from sylvester.app.machine import MachineError, allow_bf16, bf16, require, wait_passively
 
 
 def test_threads_wait_passively_unless_the_user_said_how() -> None:
@@ -77,6 +79,28 @@ def test_what_follows_from_the_answer(environment: dict[str, str]) -> None:
     for wrong, message in (("denied", "--precision 32-true"), ("perhaps", "got 'perhaps'")):
         with pytest.raises(MachineError, match=f"Expected .*; got .*{message}" if wrong == "denied" else message):
             allow_bf16(environment | {"SYLVESTER_BF16": wrong})
+
+
+@pytest.mark.parametrize(
+    ("cuda", "cores", "precision", "devices", "refusal"),
+    [
+        (0, 1, "32-true", 2, None),  # as these tests do
+        (0, 1, "32-true", 3, "at most 2 on this machine, by its CPU cores; got 3"),
+        (0, 8, "32-true", 8, None),
+        (0, 8, "32-true", 9, "at most 8 on this machine, by its CPU cores; got 9"),
+        (1, 8, "32-true", 2, "at most 1 on this machine, by its CUDA devices; got 2"),
+        (4, 1, "16-mixed", 4, None),
+        (0, 8, "16-mixed", 1, "Expected a CUDA device for --precision 16-mixed; got none: --precision bf16-mixed"),
+        (0, 8, "bf16-mixed", 1, None),
+    ],
+)
+def test_a_run_has_at_most_the_devices_of_the_machine(
+    cuda: int, cores: int, precision: str, devices: int, refusal: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: cuda)
+    monkeypatch.setattr(machine, "cores", lambda: cores)
+    with pytest.raises(MachineError, match=refusal) if refusal else nullcontext():
+        require(precision, devices)
 
 
 def test_a_folder_that_cannot_be_written_is_no_reason_to_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -134,7 +134,7 @@ def train(
         _require_folder(Path("runs"))
     else:
         Run.require_free(out)
-    _prepare(settings)
+    _prepare(settings, settings.devices)
     data = _load(settings, quiet=quiet)
 
     from sylvester.app import models
@@ -157,7 +157,7 @@ def resume(run: RunFolder, /, *, data_dir: DataDir = None, quiet: Quiet = False,
     opened = Run.open(run)
     result = opened.result
     if result is None:
-        _prepare(opened.config)
+        _prepare(opened.config, devices=1)  # a run that has come from a larger machine goes on, if slowly
         _complete(opened, _load(opened.config, data_dir, quiet=quiet), quiet=quiet, json=json)
         return
     try:
@@ -205,12 +205,8 @@ def evaluate(
 
     from sylvester.app import results
 
-    how = {"samples": samples, "anneal": anneal, "images": images, "seed": seed}
-    flags = [f"--{name} {value}" for name, value in how.items() if value or name == "seed"]
-    with (
-        _interruptible(f"sylvester evaluate {run} {' '.join(flags)}"),
-        display.counter("evaluating", quiet) as progress,
-    ):
+    how = results.Evaluation(samples, seed, anneal, images)
+    with _interruptible(how.command(run)), display.counter("evaluating", quiet) as progress:
         figures = results.evaluate(
             opened, data, samples, seed=seed, anneal=anneal, images=images, progress=progress, notify=display.say
         )
@@ -296,7 +292,10 @@ def compare(
     """
     from sylvester.app.experiments import comparison
 
-    _show_comparison(comparison.compare(_folders(runs), against=against), format)
+    found = comparison.compare(_folders(runs), against=against)
+    _show_comparison(found, format)
+    if not found.groups:
+        raise RunFailure("Expected an intact run to compare; got damaged ones alone")
 
 
 @app.command(
@@ -534,7 +533,8 @@ def data_check(
 
     with _data_errors():
         report = check(name, data_dir=data_dir)
-    display.report(report, json)
+    if report.ok or json or len(report.files) > 1:  # of one bad file, the sentence says it all
+        display.report(report, json)
     if not report.ok:
         raise ConfigError(report.problem or f"Expected whole files of {name}; got others")
 
@@ -622,6 +622,8 @@ def _compared(entries: Sequence[Entry], against: str | None) -> Comparison:
 
 def _require_folder(out: Path) -> None:
     """One that is there may be read-only: finished runs are compared all the same."""
+    if (out / "config.toml").exists():
+        raise ConfigError(f"Expected a folder for the runs; got {out}, which is a run itself")
     try:
         if not out.is_dir():
             folder(out)
@@ -671,8 +673,12 @@ def _sweep(planned: Sequence[Cell], where: Where, *, quiet: bool) -> list[Failur
         from sylvester.app.experiments.cluster import Cluster
 
         address = where.ray[0] if where.ray else None
-        backend = Cluster(address, cpus=where.cpus, gpus=where.gpus, retries=where.retries)
+        given = {"cpus": where.cpus, "gpus": where.gpus}
+        resources = {name: value for name, value in given.items() if value is not None}
+        backend = Cluster(address, retries=where.retries, **resources)
     else:
+        for cell in planned:
+            machine.require(cell.config.precision, cell.config.devices)
         backend = sweeps.Local(where.workers, sweeps.share(where.workers))
     with _interruptible("the same command"), display.SweepBar(quiet) as report:
         return sweeps.work(planned, backend, retries=where.retries, report=report, notify=display.say)
@@ -726,10 +732,11 @@ def _require_all(failures: Sequence[Failure]) -> None:
         raise RunFailure(f"{len(failures)} of the runs failed; the first was {first.cell.path}: {first.reason}")
 
 
-def _prepare(config: Config) -> None:
+def _prepare(config: Config, devices: int) -> None:
     """Before torch is loaded, which reads the environment once."""
     if config.precision == "bf16-mixed":
         machine.allow_bf16(os.environ)
+    machine.require(config.precision, devices)
 
 
 def _complete(run: Run, data: Dataset, *, quiet: bool, json: bool) -> None:
@@ -765,10 +772,12 @@ def _interruptible(command: str) -> Iterator[None]:
 @contextmanager
 def _data_errors() -> Iterator[None]:
     """Data that cannot be used is bad input like any other; known only once the data module is loaded."""
-    from sylvester.app.data import DataError
+    from sylvester.app.data import DataError, DownloadError
 
     try:
         yield
+    except DownloadError as error:
+        raise RunFailure(str(error)) from error
     except DataError as error:
         raise ConfigError(str(error)) from error
 

@@ -34,6 +34,7 @@ from sylvester.names import DATASETS, FLOWS, LIKELIHOODS, Likelihood
 WHOLE = 2**31 - 1  # the largest count of anything
 SEED = 2**32 - 1  # the largest seed of the generators that split and binarize images
 _LARGEST_FILE = 2**20  # bytes of a file of settings
+RUN_FORMAT = 1  # of the latest run folders that this version knows
 
 
 class ConfigError(ValueError):
@@ -608,8 +609,7 @@ def _plain(value: Any) -> str:
 
 def resolve(flags: Mapping[str, Any], file: Path | None = None) -> Config:
     """The run's settings from what the user said: flags over the file over the preset over the defaults."""
-    given = {**(read_toml(file) if file is not None else {}), **flags}
-    given.pop("format", None)  # of a run's own config.toml
+    given = {**(_settings_in(file) if file is not None else {}), **flags}
     for key in given:
         one_of("a setting", key, SETTINGS)
     preset, flow, dataset = (given.get(key, Config.model_fields[key].default) for key in ("preset", "flow", "dataset"))
@@ -631,6 +631,25 @@ def parse(values: Mapping[str, Any]) -> Config:
         if first["type"] == "value_error":  # already a sentence of the validators above
             raise ConfigError(str(first["ctx"]["error"])) from None
         raise ConfigError(f"Expected a value of {first['loc'][0]}; got none") from None
+
+
+def _settings_in(file: Path) -> dict[str, Any]:
+    settings = read_toml(file)
+    take_format(settings, file)
+    if not settings:
+        raise ConfigError(f"Expected settings in {file}, such as latent = 16; got none")
+    return settings
+
+
+def take_format(settings: dict[str, Any], source: Path) -> int:
+    """The format of the run folder that settings are from, which is none of them; 0 where they do not say."""
+    number = settings.pop("format", 0)
+    if number not in range(RUN_FORMAT + 1):
+        raise ConfigError(
+            f"Expected a run of format {RUN_FORMAT} or earlier; got {source} of format {_short(number)}, "
+            "which a later version of sylvester made: upgrade"
+        )
+    return number
 
 
 def read_toml(path: Path) -> dict[str, Any]:

@@ -188,6 +188,11 @@ def place(help: str, metavar: str = "FOLDER", group: str = "Output", **shown: An
     return Parameter(converter=path, metavar=metavar, group=GROUPS[group], help=help, **shown)
 
 
+def _of_cluster(help: str, default: str) -> Parameter:
+    group = GROUPS["Where it runs"]
+    return Parameter(converter=_fraction, metavar="X", group=group, help=help, show_default=default)
+
+
 RunFolder = Annotated[Path, Parameter(converter=path, help="The run's folder.")]
 Folders = Annotated[
     Path,
@@ -230,21 +235,20 @@ class Where:
             negative="",
             metavar="[ADDRESS]",
             group=GROUPS["Where it runs"],
-            help="On the Ray cluster at this address; without one, on a cluster of this machine alone.",
+            help="On the Ray cluster at this address; without one, on this machine's, which is started if need be.",
         ),
     ] = None
-    cpus: Annotated[
-        float,
-        Parameter(converter=_fraction, metavar="X", group=GROUPS["Where it runs"], help="CPUs of the cluster per run."),
-    ] = 1
-    gpus: Annotated[
-        float,
-        Parameter(converter=_fraction, metavar="X", group=GROUPS["Where it runs"], help="GPUs of the cluster per run."),
-    ] = 0
+    cpus: Annotated[float | None, _of_cluster("CPUs of the cluster per run.", "1")] = None
+    gpus: Annotated[float | None, _of_cluster("GPUs of the cluster per run.", "0")] = None
     retries: Annotated[
         int,
         count(0, 1000, "How often a run is started again whose process was killed.", group=GROUPS["Where it runs"]),
     ] = 2
+
+    def __post_init__(self) -> None:
+        for name in ("cpus", "gpus"):
+            if self.ray is None and getattr(self, name) is not None:
+                raise ConfigError(f"Expected --{name} only with --ray; got it without: --workers shares this machine")
 
 
 def misread(error: CycloptsError) -> str:

@@ -1,4 +1,4 @@
-"""What the command line asks of the machine before torch is loaded, without the user's help.
+"""What the command line asks of the machine before it trains, without the user's help.
 
 **Waiting.** OpenMP threads that wait for each other spin. Where another process has taken a core, the one thread spins
 for as long as the other does not run, and training slows ten- to twenty-fold. Told to sleep after a short spin, they
@@ -8,6 +8,8 @@ leave the core to whoever has work. The number of threads stays as it is: result
 there of an illegal instruction. That cannot be caught, so a child process finds out, once for each processor and
 version of torch, and whether it helps to keep oneDNN below AMX. ``SYLVESTER_BF16`` gives the answer instead: ``works``,
 ``limited`` or ``denied``.
+
+**Devices.** A run that asks for more than the machine has is refused; for that alone torch is loaded here.
 """
 
 from __future__ import annotations
@@ -59,6 +61,28 @@ def wait_passively(environment: Environment) -> None:
     """For libraries that are loaded later, by this process and its children; what the user has set stays."""
     if not any(name in environment for name in _ABOUT_WAITING):
         environment.update(_WAITING)
+
+
+def cores() -> int:
+    """The CPU cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def require(precision: str, devices: int) -> None:
+    """Refuse a run that this machine lacks the devices for."""
+    if precision != "16-mixed" and devices == 1:
+        return
+    import torch
+
+    cuda = torch.cuda.device_count()
+    if precision == "16-mixed" and not cuda:  # Fabric would take bfloat16 in its stead, whether or not that works
+        raise MachineError(
+            "Expected a CUDA device for --precision 16-mixed; got none: --precision bf16-mixed is for CPUs"
+        )
+    most = cuda or max(2, cores())  # two also on one core, where several devices are tried out
+    if devices > most:
+        kind = "CUDA devices" if cuda else "CPU cores"
+        raise MachineError(f"Expected devices to be at most {most} on this machine, by its {kind}; got {devices}")
 
 
 def allow_bf16(environment: Environment) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import tempfile
 from io import BufferedReader
 from pathlib import Path
 
@@ -66,11 +67,21 @@ def destination(path: Path) -> Path:
 def folder(path: Path) -> Path:
     """A folder that is there or can be made, with all above it."""
     there = next(parent for parent in (path.absolute(), *path.absolute().parents) if os.path.lexists(parent))
+    new = there != path.absolute()
     if not there.is_dir():
-        raise PathError(f"the file {path}" if there == path.absolute() else f"{path} below the file {there}")
-    if not os.access(there, os.W_OK | os.X_OK):
+        raise PathError(f"{path} below the file {there}" if new else f"the file {path}")
+    if not os.access(there, os.W_OK | os.X_OK) or (new and not _takes_files(there)):
         raise PathError(f"{path} in {there}, where nothing may be written")
     return path
+
+
+def _takes_files(folder: Path) -> bool:
+    """Tried out, without a name where the system can: the superuser may write into /proc, and yet cannot."""
+    try:
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError:
+        return False
+    return True
 
 
 def _require_regular(mode: int) -> None:

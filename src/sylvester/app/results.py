@@ -123,6 +123,12 @@ class Evaluation:
         """What the figures of an image depend on. A plain evaluation's is what it was before there were others."""
         return (self.samples, self.seed, *((self.anneal,) if self.anneal else ()))
 
+    def command(self, run: Path) -> str:
+        """What makes it, or goes on with it."""
+        annealed = f" --anneal {self.anneal}" if self.anneal else ""
+        first = f" --images {self.images}" if self.images else ""
+        return f"sylvester evaluate {run} --samples {self.samples}{annealed}{first} --seed {self.seed}"
+
     @property
     def images_at_once(self) -> int:
         """Between two lines of a partial evaluation."""
@@ -146,7 +152,7 @@ def _estimate(
     settings = run.config.model_dump(mode="json", exclude={"data_dir", *RECIPE})
     key = fingerprint(settings, model, data.sha256, *how.key)
     file = run.path / f"{name}.safetensors"
-    if not file.is_file() or _read(run, file)[0]["key"] != key:  # training may since have found a better model
+    if not file.is_file() or _read(run, how, file)[0]["key"] != key:  # training may since have found a better model
         partial = Partial(run.path / f"{name}-{key}.partial", key)
         if partial.damaged:
             notify(f"{partial.path} was damaged; from image {len(partial.rows) + 1} on it is made again.")
@@ -165,12 +171,14 @@ def _estimate(
         scores = dict(zip(SCORES, columns, strict=True))
         with replacing(file) as target:
             target.write(sealed_tensors(scores, {"key": key, "samples": how.samples, "seed": how.seed}))
-    about, content = _read(run, file)
+    about, content = _read(run, how, file)
     return Estimate(**load_tensors(content), samples=how.samples), about["checksum"]
 
 
-def _read(run: Run, file: Path) -> tuple[dict[str, Any], bytes]:
-    with run.naming(file):
+def _read(run: Run, how: Evaluation, file: Path) -> tuple[dict[str, Any], bytes]:
+    own = run.config.test == "end" and how == Evaluation(run.config.nll_samples, run.config.seed)
+    # The run's own evaluation is made, and made again, with its result.
+    with run.naming(file, None if own else f"delete it, and {how.command(run.path)} makes it again"):
         content = file.read_bytes()
         return about_tensors(content), content
 

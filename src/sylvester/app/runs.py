@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from sylvester.app import checksums
 from sylvester.app.checksums import Damage, Missing
-from sylvester.app.config import Config, ConfigError, parse, tomllib
+from sylvester.app.config import RUN_FORMAT, Config, ConfigError, parse, take_format, tomllib
 from sylvester.app.paths import PathError, destination, folder
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 __all__ = ["FORMAT", "DamagedRun", "Run", "RunError", "RunFailure", "data_of", "replacing", "write_json", "write_text"]
 
 # What this version writes. It reads all formats up to it; format 0 had neither a number nor checksums.
-FORMAT = 1
+FORMAT = RUN_FORMAT
 
 
 class RunError(ValueError):
@@ -145,27 +145,23 @@ class Run:
         file = path / "config.toml"
         if not file.is_file():
             raise RunError(f"Expected the folder of a run, with a config.toml; got {path}")
-        advice = (
-            f"restore it from a copy, or start over with sylvester train --config {file} --out NEW, "
-            "if its settings are those you want"
-        )
+        content = file.read_bytes()
+        settings = _parsed(content)
+        start = "sylvester train --out NEW with the settings you want"
+        if settings and settings.keys() != {"format"}:
+            start = f"sylvester train --config {file} --out NEW, if its settings are those you want"
         try:
-            content = file.read_bytes()
             body = checksums.verified(content, required=False)
-            try:
-                settings = tomllib.loads(body.decode())
-            except (UnicodeDecodeError, tomllib.TOMLDecodeError):
-                raise Damage("is not TOML") from None
-            number = settings.pop("format", 0)
-            if number != 0 and body is content:
+            if settings is None:
+                raise Damage("is not TOML")
+            if settings.get("format", 0) != 0 and body is content:
                 raise Damage("does not end in its checksum")
         except Damage as damage:
-            raise DamagedRun(_sentence(file, damage, advice)) from None
-        if number not in range(FORMAT + 1):
-            raise RunError(
-                f"Expected a run of format {FORMAT} or earlier; got {path} of format {number}, "
-                "which a later version of sylvester made: upgrade"
-            )
+            raise DamagedRun(_sentence(file, damage, f"restore it from a copy, or start over with {start}")) from None
+        try:
+            number = take_format(settings, path)
+        except ConfigError as error:
+            raise RunError(str(error)) from None
         try:
             return cls(path, parse(settings), number)
         except ConfigError as error:
@@ -388,8 +384,7 @@ class Run:
         if evaluation is None or evaluation["file"] is None:
             raise RunError(f"Expected a finished run with figures of each test image; got {self.path}")
         file = self.path / evaluation["file"]
-        advice = f"delete it and result.json, and sylvester resume {self.path} makes them again"
-        with self.naming(file, advice):
+        with self.naming(file):
             if not file.is_file():
                 raise Missing
             content = file.read_bytes()
@@ -482,10 +477,14 @@ class Run:
             raise DamagedRun(_sentence(file, damage, advice or self._remedy(file, damage))) from None
 
     def _remedy(self, file: Path, damage: Damage) -> str:
-        resume, delete = f"sylvester resume {self.path}", "" if isinstance(damage, Missing) else "delete it, and "
-        if file.name == "result.json" or self._checkpoint.is_file() or not (self.path / "result.json").is_file():
-            return f"{delete}{resume} makes it again"
-        return f"restore it from a copy, or {delete}delete result.json, and {resume} does the run again"
+        resume, missing = f"sylvester resume {self.path}", isinstance(damage, Missing)
+        alone, both = "" if missing else "delete it, and ", f"delete {'' if missing else 'it and '}result.json, and "
+        finished = (self.path / "result.json").is_file() and file.name != "result.json"
+        if finished and not self._checkpoint.is_file():
+            return f"restore it from a copy, or {both}{resume} does the run again"
+        if finished and file.name.startswith("evaluation-"):  # of which the checkpoint has nothing
+            return f"{both}{resume} makes both again"
+        return f"{alone}{resume} makes it again"
 
 
 def data_of(config: Config, data_dir: Path | None = None, *, progress: bool = False) -> Dataset:
@@ -499,6 +498,14 @@ def data_of(config: Config, data_dir: Path | None = None, *, progress: bool = Fa
         likelihood=config.likelihood,
         progress=progress,
     )
+
+
+def _parsed(content: bytes) -> dict[str, Any] | None:
+    """Settings, believed or not; None where the content is no TOML."""
+    try:
+        return tomllib.loads(content.decode())
+    except (ValueError, RecursionError):  # not only the parser's: a number of too many digits
+        return None
 
 
 def _sentence(file: Path, damage: Damage, advice: str) -> str:

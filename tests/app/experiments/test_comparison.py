@@ -94,6 +94,14 @@ def test_a_copy_of_a_run_counts_once(study: Path) -> None:
     assert [entry.path.name for entry in compare([study, study]).groups[0].entries] == ["gaussian-0", "gaussian-1"]
 
 
+def test_folders_are_one_or_several_as_text_or_paths(study: Path) -> None:
+    expected = find([study])
+    assert len(expected) == 4
+    for paths in (study, str(study), [str(study)], (path for path in expected)):
+        assert find(paths) == expected
+    assert compare(str(study)) == compare(study) == compare([study])
+
+
 def test_what_varies_is_named(study: Path, archive: Path) -> None:
     Run.create(study / "more", tiny(archive, flow="planar", transforms=3))
     Run.create(study / "wider", tiny(archive, flow="planar", latent=3))

@@ -85,6 +85,18 @@ def result(neg_elbo: float, nll: float) -> dict[str, object]:
     return {"neg_elbo": neg_elbo, "nll": nll, "bits_per_dim": None}
 
 
+@pytest.mark.parametrize("form", ["table", "csv", "json"])
+def test_damaged_runs_alone_are_a_failure(form: str, study: Path) -> None:
+    for path in (study / "planar-0", study / "planar-1"):
+        (path / "result.json").write_text("{}")
+    done = sylvester("compare", study, "--format", form)
+    assert done.returncode == 0, done.stderr
+    done = sylvester("compare", *study.glob("planar-*"), "--format", form)
+    assert done.returncode == 1
+    assert "planar-1/result.json" in done.stdout + done.stderr
+    assert done.stderr.endswith("sylvester: Expected an intact run to compare; got damaged ones alone\n")
+
+
 def test_published_figures_stand_beside(tmp_path: Path) -> None:
     config = resolve({"preset": "paper", "dataset": "mnist", "flow": "planar"})
     entries = tuple(

@@ -5,13 +5,14 @@ one's own images. Loaders touch no global state: what is random in a dataset is 
 """
 
 from sylvester.app.data.catalogue import CATALOGUE, Entry, File, Variant
-from sylvester.app.data.dataset import DataError, Dataset
+from sylvester.app.data.dataset import DataError, Dataset, DownloadError
 from sylvester.app.data.loading import FileReport, Listing, Report, check, fetch, listing, load
 
 __all__ = [
     "CATALOGUE",
     "DataError",
     "Dataset",
+    "DownloadError",
     "Entry",
     "File",
     "FileReport",

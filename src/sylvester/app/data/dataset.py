@@ -1,4 +1,4 @@
-"""What every loader returns, and the one error that any of them raises."""
+"""What every loader returns, and the errors that they raise."""
 
 from __future__ import annotations
 
@@ -13,6 +13,10 @@ SPLITS = ("train", "valid", "test")
 
 class DataError(ValueError):
     """Data that cannot be used; its message is one sentence that says what was expected and what to do."""
+
+
+class DownloadError(DataError):
+    """Data that could not be fetched, which may work another time."""
 
 
 @dataclass(frozen=True, eq=False)

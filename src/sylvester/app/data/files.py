@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 from sylvester.app.data.catalogue import File
-from sylvester.app.data.dataset import DataError
+from sylvester.app.data.dataset import DataError, DownloadError
 from sylvester.app.paths import PathError, open_regular
 
 ENVIRONMENT = "SYLVESTER_DATA"
@@ -115,13 +115,13 @@ def _download(file: File, url: str, folder: Path, *, progress: bool) -> Path:
             path = pooch.retrieve(url, file.checksum, file.name, folder, downloader=downloader)
     except OSError as error:  # includes every error of requests, and a full disk
         unreachable = isinstance(error, requests.ConnectionError)  # whose own text is a chain of causes
-        raise DataError(
+        raise DownloadError(
             f"Expected to download {file.name} from {url} into {folder}; "
             f"got {'no connection to the server' if unreachable else f'the error {error}'}: "
             f"try again, or put the file into {_OWN_FOLDER}."
         ) from error
     except ValueError as error:  # pooch's answer to a checksum that does not match
-        raise DataError(
+        raise DownloadError(
             f"Expected {url} to have the checksum {file.checksum}; got other content, which was not kept: "
             f"try again, or put the file into {_OWN_FOLDER}."
         ) from error

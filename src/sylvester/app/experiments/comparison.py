@@ -9,6 +9,7 @@ they differ by.
 from __future__ import annotations
 
 import math
+import os
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -36,6 +37,8 @@ __all__ = [
     "load",
 ]
 
+#: One folder or several.
+Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 State = Literal["finished", "unfinished", "damaged"]
 #: What runs are compared by, as `result.json` names it.
 METRICS = ("neg_elbo", "nll")
@@ -178,10 +181,10 @@ class Comparison:
         return tuple(name for name in SETTINGS if name not in apart and len(values[name]) > 1)
 
 
-def find(paths: Iterable[Path]) -> list[Path]:
+def find(paths: Paths) -> list[Path]:
     """The run folders among the paths and anywhere below them, each once, in order."""
     found: dict[Path, None] = {}
-    for path in paths:
+    for path in map(Path, [paths] if isinstance(paths, str | os.PathLike) else paths):
         if not path.is_dir():
             raise RunError(f"Expected the folder of a run, or a folder of runs; got {path}, which is no folder")
         below = _below(path)
@@ -224,7 +227,7 @@ def _data_of(run: Run) -> dict[str, str] | None:
         return None
 
 
-def load(paths: Iterable[Path]) -> list[Entry]:
+def load(paths: Paths) -> list[Entry]:
     """Every run in the folders given and below them, as far as each got."""
     return [inspect(path) for path in find(paths)]
 
@@ -270,7 +273,7 @@ def _settings_key(entry: Entry) -> str:
     return f"{entry.config.dataset} {settings_of(entry.config, seed=False)}"
 
 
-def compare(paths: Iterable[Path], *, against: str | None = None) -> Comparison:
+def compare(paths: Paths, *, against: str | None = None) -> Comparison:
     """What is in the folders, with differences against the runs of the flow ``against`` on the same data."""
     return compare_entries(load(paths), against=against)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from sylvester.app import models
+from sylvester.app import machine, models
 from sylvester.app.config import Config
 from sylvester.app.optimizers import make_optimizer
 from sylvester.app.training import draw, make_fabric, shard_loss
@@ -38,6 +38,7 @@ class Speed:
 
 def calibrate(config: Config, data: Dataset) -> Speed:
     """Time real steps of training, validation and evaluation on the run's own images; nothing is kept of them."""
+    machine.require(config.precision, devices=1)
     fabric = make_fabric(config.model_copy(update={"devices": 1}))
     with torch.random.fork_rng():
         vae = models.build(config, data.image_shape, data.likelihood)

@@ -8,7 +8,6 @@ named and mended or done again, locked ones are come back to.
 from __future__ import annotations
 
 import itertools
-import os
 import shutil
 import time
 from collections import Counter, deque
@@ -21,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 from sylvester.app.config import SETTINGS, Config, ConfigError, resolve
 from sylvester.app.experiments.child import Child, Outcome
 from sylvester.app.experiments.identity import identity, settings_of
+from sylvester.app.machine import cores
 from sylvester.app.runs import DamagedRun, Run, RunError
 
 if TYPE_CHECKING:
@@ -282,8 +282,7 @@ def share(workers: int) -> int | None:
     """The threads of each of several processes; one alone has torch's own number."""
     if workers == 1:
         return None
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, cores // workers)
+    return max(1, cores() // workers)
 
 
 def ignore(said: object) -> None:
