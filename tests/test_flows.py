@@ -482,6 +482,31 @@ def test_a_sample_without_a_graph_gets_its_score():
     torch.testing.assert_close(cached, fresh)
 
 
+AMORTIZED = [name for name, family in flows.FAMILIES.items() if "amortize" in inspect.signature(family).parameters]
+
+
+@pytest.mark.parametrize("name", AMORTIZED)
+def test_steps_that_all_contexts_share(name):
+    flow = flows.FAMILIES[name](4, context=3, transforms=2, amortize="base")
+    redraw(flow, 0.5, name, 4)
+    whole = flows.FAMILIES[name](4, context=3, transforms=2)
+    assert "amortize: " in type(flow).__doc__
+    assert sum(p.numel() for p in whole.steps.parameters()) == 4 * sum(p.numel() for p in flow.steps.parameters())
+    context = torch.randn(5, 3)
+    q = flow(context)
+    assert q.batch_shape == (5,)
+    z, log_q = q.rsample_and_log_prob((6,))
+    torch.testing.assert_close(q.log_prob(z.clone()), log_q)
+    # The same noise at the same base gives the same draw, whatever the context.
+    other = FlowDistribution(q.base_dist, flow(torch.randn(5, 3)).transforms)
+    noise = torch.randn(5, 4)
+    torch.testing.assert_close(other.rsample_and_log_prob(noise=noise), q.rsample_and_log_prob(noise=noise))
+    local = flow.local(context)
+    torch.testing.assert_close(local().log_prob(z), log_q)
+    with pytest.raises(ValueError, match="Expected amortize in"):
+        flows.FAMILIES[name](4, context=3, amortize="steps")
+
+
 @pytest.mark.parametrize("how", ["frozen", "detached", "copied"])
 def test_a_sample_that_becomes_a_variable_gets_its_score(how):
     flow = flows.Planar(2, transforms=3)

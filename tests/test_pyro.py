@@ -746,7 +746,7 @@ def test_bad_input_gets_a_sentence() -> None:
 
     with pytest.raises(ValueError, match=r"Expected a function that makes a flow.*got Planar"):
         AutoFlow(model, flows.Planar(2))
-    with pytest.raises(ValueError, match="Expected init_scale > 0; got 0"):
+    with pytest.raises(ValueError, match="Expected a finite init_scale > 0; got 0"):
         auto(model, init_scale=0.0)
     with pytest.raises(ValueError, match=r"Expected affine in \('triangular', 'diagonal'\); got 'full'"):
         auto(model, affine="full")

@@ -603,23 +603,12 @@ def fit_density(
 def _data(flow: Flow, x: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor | None]:
     """Both on the flow's device and in its precision, known to fit the flow and one another."""
     like = next(flow.parameters())
-    for name, value in (("x", x), ("context", context)):
-        if value is None and name == "context":
-            continue
-        if not isinstance(value, Tensor) or not value.is_floating_point():
-            got = value.dtype if isinstance(value, Tensor) else type(value).__name__
-            raise ValueError(f"Expected {name} as a tensor of floating-point numbers; got {got}")
-        if not value.isfinite().all():
-            raise ValueError(f"Expected finite values in {name}; got a NaN or an infinity")
+    _check_numbers(flow, x, context)
     if flow.context and context is None:
         raise ValueError(f"Expected a context (N, {flow.context}), as the flow was made with one; got none")
     if context is not None and not flow.context:
         raise ValueError("Expected no context, as this flow was made with context=0; got one")
     q = flow(like.new_zeros(flow.context) if flow.context else None)
-    event = tuple(q.event_shape)
-    if x.dim() != len(event) + 1 or tuple(x.shape[1:]) != event or len(x) < 2:
-        sizes = ", ".join(map(str, event))
-        raise ValueError(f"Expected x with a batch axis, (N, {sizes}), and N >= 2; got shape {tuple(x.shape)}")
     x = x.to(like)
     if not q.support.check(x).all():
         raise ValueError(f"Expected x in the flow's support, {q.support}; got points outside")
@@ -628,6 +617,21 @@ def _data(flow: Flow, x: Tensor, context: Tensor | None) -> tuple[Tensor, Tensor
             raise ValueError(f"Expected a context ({len(x)}, {flow.context}); got shape {tuple(context.shape)}")
         context = context.to(like)
     return x, context
+
+
+def _check_numbers(flow: Flow, x: Tensor, context: Tensor | None) -> None:
+    for name, value in (("x", x), ("context", context)):
+        if value is None and name == "context":
+            continue
+        if not isinstance(value, Tensor) or not value.is_floating_point():
+            got = value.dtype if isinstance(value, Tensor) else type(value).__name__
+            raise ValueError(f"Expected {name} as a tensor of floating-point numbers; got {got}")
+        if not value.isfinite().all():
+            raise ValueError(f"Expected finite values in {name}; got a NaN or an infinity")
+    event = tuple(flow.event_shape)
+    if x.dim() != len(event) + 1 or tuple(x.shape[1:]) != event or len(x) < 2:
+        sizes = ", ".join(map(str, event))
+        raise ValueError(f"Expected x with a batch axis, (N, {sizes}), and N >= 2; got shape {tuple(x.shape)}")
 
 
 def standardized(flow: Flow, x: Tensor, context: Tensor | None = None) -> Flow:
@@ -639,7 +643,7 @@ def standardized(flow: Flow, x: Tensor, context: Tensor | None = None) -> Flow:
     >>> bool(((standardized(Gaussian(2), x)().sample() - 100).abs() < 20).all())
     True
     """
-    x, context = _data(flow, x, context)
+    _check_numbers(flow, x, context)
     if not any(isinstance(module, _Moments) for step in flow.steps for module in (step, getattr(step, "module", None))):
         if flow.steps and (constraint := constraint_of(flow.steps[-1])) is not None:
             x = SupportTransform(constraint).inv(x)

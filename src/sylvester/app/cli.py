@@ -157,7 +157,7 @@ def resume(run: RunFolder, /, *, data_dir: DataDir = None, quiet: Quiet = False,
     opened = Run.open(run)
     result = opened.result
     if result is None:
-        _prepare(opened.config, devices=1)  # a run that has come from a larger machine goes on, if slowly
+        _prepare(opened.config)  # a run that has come from a larger machine goes on, if slowly
         _complete(opened, _load(opened.config, data_dir, quiet=quiet), quiet=quiet, json=json)
         return
     try:
@@ -732,7 +732,7 @@ def _require_all(failures: Sequence[Failure]) -> None:
         raise RunFailure(f"{len(failures)} of the runs failed; the first was {first.cell.path}: {first.reason}")
 
 
-def _prepare(config: Config, devices: int) -> None:
+def _prepare(config: Config, devices: int = 1) -> None:
     """Before torch is loaded, which reads the environment once."""
     if config.precision == "bf16-mixed":
         machine.allow_bf16(os.environ)

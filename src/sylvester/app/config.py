@@ -143,6 +143,14 @@ EXCEPTIONS: dict[tuple[str, str], dict[str, Any]] = {
 
 _ALL_BUT_GAUSSIAN = tuple(name for name in FLOWS if name != "gaussian")
 _SPLINES = ("nsf", "coupling-nsf")
+_AMORTIZED = (
+    "planar",
+    "radial",
+    "householder",
+    "orthogonal-sylvester",
+    "householder-sylvester",
+    "triangular-sylvester",
+)
 _NETWORKS = ("iaf", "mean-only-iaf", "affine-iaf", "maf", "nice", "realnvp", *_SPLINES)
 
 
@@ -216,6 +224,17 @@ class Config(BaseModel):
             flows=_NETWORKS,
             argument="activation",
             unset="elu",  # the paper's, and that of runs from before there was a choice
+        ),
+    ] = None
+    amortize: Annotated[
+        str | None,
+        Setting(
+            "What depends on the image: all of the posterior's parameters, or those of its Gaussian alone",
+            group="Model",
+            choices=("all", "base"),
+            flows=_AMORTIZED,
+            argument="amortize",
+            unset="all",
         ),
     ] = None
     latent: Annotated[int, Setting("Size of z", 1, 2**20, group="Model", argument="features")]

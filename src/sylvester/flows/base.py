@@ -12,7 +12,7 @@ import copy
 import inspect
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 import torch
 from torch import Tensor, nn
@@ -291,6 +291,17 @@ class InvertedSteps(nn.Module):
         return InvertedSteps([localized(step, context) for step in self.steps])
 
 
+#: What is a function of the context: all of a flow, or its base alone.
+Amortize = Literal["all", "base"]
+
+
+def steps_context(context: int, amortize: Amortize) -> int:
+    """The size of the context that the steps see."""
+    if amortize not in get_args(Amortize):
+        raise ValueError(f"Expected amortize in {get_args(Amortize)}; got {amortize!r}")
+    return context if amortize == "all" else 0
+
+
 _COMMON_ARGUMENTS = """
     features: D, the number of variables.
     context: the size of the context; 0 for learned, data-independent parameters.
@@ -300,14 +311,18 @@ _COMMON_ARGUMENTS = """
     hyper_features: hidden widths of the hypernetwork; none for the paper's single linear layer.
     variance_bounds: clamp the base's variance, e.g. (0.01, 7).
 """
+_AMORTIZE = """\
+    amortize: "base" gives all contexts the same steps, whose parameters are learned, and each its own base alone.
+"""
 
 F = TypeVar("F", bound=type)
 
 
 def family(cls: F) -> F:
-    """Describe the arguments that all families take, in a family's docstring, before those it adds."""
+    """Describe the arguments that families share, in a family's docstring, before those it adds."""
     summary, _, own = inspect.cleandoc(cls.__doc__ or "").partition("\nArgs:\n")
-    cls.__doc__ = f"{summary.rstrip()}\n\nArgs:{_COMMON_ARGUMENTS}{own}"
+    amortize = _AMORTIZE if "amortize" in inspect.signature(cls).parameters else ""
+    cls.__doc__ = f"{summary.rstrip()}\n\nArgs:{_COMMON_ARGUMENTS}{amortize}{own}"
     return cls
 
 

@@ -7,7 +7,16 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from sylvester.flows.base import AmortizedSteps, DiagonalGaussian, Flow, check_sizes, family, nudge
+from sylvester.flows.base import (
+    Amortize,
+    AmortizedSteps,
+    DiagonalGaussian,
+    Flow,
+    check_sizes,
+    family,
+    nudge,
+    steps_context,
+)
 from sylvester.flows.hypernetwork import Init, Output
 from sylvester.transforms import HouseholderTransform
 
@@ -30,12 +39,14 @@ class Householder(Flow):
         init: Init = "identity",
         hyper_features: Sequence[int] = (),
         variance_bounds: tuple[float, float] | None = None,
+        amortize: Amortize = "all",
     ):
         check_sizes(features, context, init, transforms=transforms)
         base = DiagonalGaussian(features, context, hyper_features=hyper_features, variance_bounds=variance_bounds)
         spread = nudge(transforms) / features**0.5
         table = {"v": Output((features,), center=torch.eye(features)[:1], spread=spread)}
-        steps = AmortizedSteps(context, transforms, table, _bind, init=init, hyper_features=hyper_features)
+        given = steps_context(context, amortize)
+        steps = AmortizedSteps(given, transforms, table, _bind, init=init, hyper_features=hyper_features)
         super().__init__(base, [steps])
 
 

@@ -8,7 +8,17 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from sylvester.flows.base import AmortizedSteps, DiagonalGaussian, Flow, check_sizes, each_step, family, nudge
+from sylvester.flows.base import (
+    Amortize,
+    AmortizedSteps,
+    DiagonalGaussian,
+    Flow,
+    check_sizes,
+    each_step,
+    family,
+    nudge,
+    steps_context,
+)
 from sylvester.flows.hypernetwork import Init, Output
 from sylvester.transforms import PlanarTransform
 
@@ -26,6 +36,7 @@ class Planar(Flow):
         init: Init = "identity",
         hyper_features: Sequence[int] = (),
         variance_bounds: tuple[float, float] | None = None,
+        amortize: Amortize = "all",
     ):
         check_sizes(features, context, init, transforms=transforms)
         base = DiagonalGaussian(features, context, hyper_features=hyper_features, variance_bounds=variance_bounds)
@@ -37,7 +48,8 @@ class Planar(Flow):
             "w": Output((features,), center=w, spread=small),
             "b": Output((), spread=0.5),
         }
-        steps = AmortizedSteps(context, transforms, table, _bind, init=init, hyper_features=hyper_features)
+        given = steps_context(context, amortize)
+        steps = AmortizedSteps(given, transforms, table, _bind, init=init, hyper_features=hyper_features)
         super().__init__(base, [steps])
 
 

@@ -8,7 +8,17 @@ from collections.abc import Sequence
 from torch import Tensor
 from torch.nn.functional import softplus
 
-from sylvester.flows.base import AmortizedSteps, DiagonalGaussian, Flow, check_sizes, each_step, family, nudge
+from sylvester.flows.base import (
+    Amortize,
+    AmortizedSteps,
+    DiagonalGaussian,
+    Flow,
+    check_sizes,
+    each_step,
+    family,
+    nudge,
+    steps_context,
+)
 from sylvester.flows.hypernetwork import Init, Output
 from sylvester.transforms import RadialTransform
 
@@ -26,6 +36,7 @@ class Radial(Flow):
         init: Init = "identity",
         hyper_features: Sequence[int] = (),
         variance_bounds: tuple[float, float] | None = None,
+        amortize: Amortize = "all",
     ):
         check_sizes(features, context, init, transforms=transforms)
         base = DiagonalGaussian(features, context, hyper_features=hyper_features, variance_bounds=variance_bounds)
@@ -36,7 +47,8 @@ class Radial(Flow):
             "raw_alpha": Output((), center=one, spread=small),
             "raw_beta": Output((), center=one, spread=small),
         }
-        steps = AmortizedSteps(context, transforms, table, _bind, init=init, hyper_features=hyper_features)
+        given = steps_context(context, amortize)
+        steps = AmortizedSteps(given, transforms, table, _bind, init=init, hyper_features=hyper_features)
         super().__init__(base, [steps])
 
 

@@ -23,7 +23,17 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from sylvester.flows.base import AmortizedSteps, DiagonalGaussian, Flow, check_sizes, each_step, family, nudge
+from sylvester.flows.base import (
+    Amortize,
+    AmortizedSteps,
+    DiagonalGaussian,
+    Flow,
+    check_sizes,
+    each_step,
+    family,
+    nudge,
+    steps_context,
+)
 from sylvester.flows.hypernetwork import Init, Output
 from sylvester.linalg import HouseholderProduct, OrthonormalOperator, Reversal, polar
 from sylvester.linalg.opaque import with_tangent
@@ -60,6 +70,7 @@ class OrthogonalSylvester(Flow):
         init: Init = "identity",
         hyper_features: Sequence[int] = (),
         variance_bounds: tuple[float, float] | None = None,
+        amortize: Amortize = "all",
     ):
         # Of rank one, a step would have its u along its w, and be less than a planar one.
         rank = min(features, max(_SMALL, (features + 1) // 2)) if rank is None else rank
@@ -73,7 +84,8 @@ class OrthogonalSylvester(Flow):
             "raw_q": Output((features, rank), center=center, spread=0.1 / features**0.5)
         }
         bind = partial(_bind, make_q=_polar_factors, diagonals=diagonals)
-        steps = AmortizedSteps(context, transforms, table, bind, init=init, hyper_features=hyper_features)
+        given = steps_context(context, amortize)
+        steps = AmortizedSteps(given, transforms, table, bind, init=init, hyper_features=hyper_features)
         super().__init__(base, [steps])
 
 
@@ -97,6 +109,7 @@ class HouseholderSylvester(Flow):
         init: Init = "identity",
         hyper_features: Sequence[int] = (),
         variance_bounds: tuple[float, float] | None = None,
+        amortize: Amortize = "all",
     ):
         reflections = min(8, features) if reflections is None else reflections
         check_sizes(features, context, init, transforms=transforms, reflections=reflections)
@@ -104,7 +117,8 @@ class HouseholderSylvester(Flow):
         diagonals = _diagonals(diagonals, context)
         table = _table(features, transforms, diagonals) | {"v": Output((reflections, features), spread=1.0)}
         bind = partial(_bind, make_q=_reflections, diagonals=diagonals)
-        steps = AmortizedSteps(context, transforms, table, bind, init=init, hyper_features=hyper_features)
+        given = steps_context(context, amortize)
+        steps = AmortizedSteps(given, transforms, table, bind, init=init, hyper_features=hyper_features)
         super().__init__(base, [steps])
 
 
@@ -126,13 +140,15 @@ class TriangularSylvester(Flow):
         init: Init = "identity",
         hyper_features: Sequence[int] = (),
         variance_bounds: tuple[float, float] | None = None,
+        amortize: Amortize = "all",
     ):
         check_sizes(features, context, init, transforms=transforms)
         base = DiagonalGaussian(features, context, hyper_features=hyper_features, variance_bounds=variance_bounds)
         diagonals = _diagonals(diagonals, context)
         bind = partial(_bind, make_q=_by_turns, diagonals=diagonals)
         table = _table(features, transforms, diagonals)
-        steps = AmortizedSteps(context, transforms, table, bind, init=init, hyper_features=hyper_features)
+        given = steps_context(context, amortize)
+        steps = AmortizedSteps(given, transforms, table, bind, init=init, hyper_features=hyper_features)
         super().__init__(base, [steps])
 
 
