@@ -72,9 +72,7 @@ class FlowDistribution(TransformedDistribution):
             shape = self.base_dist._extended_shape(torch.Size(sample_shape))
             return torch.randn(shape, dtype=loc.dtype, device=loc.device)
         whole = self.base_dist._extended_shape()
-        if not isinstance(noise, Tensor) or noise.dtype != loc.dtype:
-            got = noise.dtype if isinstance(noise, Tensor) else type(noise).__name__
-            raise ValueError(f"Expected noise as a tensor of {loc.dtype}, as the flow has; got {got}")
+        _check_tensor("noise", noise, loc.dtype)
         if noise.shape[max(0, noise.dim() - len(whole)) :] != whole:
             raise ValueError(f"Expected noise that ends in {tuple(whole)}; got {tuple(noise.shape)}")
         return noise
@@ -156,10 +154,8 @@ class FlowDistribution(TransformedDistribution):
         return self.base_dist.base_dist.log_prob(value).sum(-1) + ladj_inverse
 
     def _check_points(self, value: Tensor) -> None:
-        whole, dtype = (*self.batch_shape, *self.event_shape), self.base_dist.base_dist.loc.dtype
-        if not isinstance(value, Tensor) or value.dtype != dtype:
-            got = value.dtype if isinstance(value, Tensor) else type(value).__name__
-            raise ValueError(f"Expected points as a tensor of {dtype}, as the flow has; got {got}")
+        _check_tensor("points", value, self.base_dist.base_dist.loc.dtype)
+        whole = (*self.batch_shape, *self.event_shape)
         events = len(self.event_shape)
         fits = value.dim() >= events and value.shape[value.dim() - events :] == self.event_shape
         sizes = zip(reversed(value.shape[: value.dim() - events]), reversed(self.batch_shape), strict=False)
@@ -225,6 +221,12 @@ class FlowDistribution(TransformedDistribution):
         kinds = [f"{len(list(same))} x {name}" for name, same in groupby(map(_name, self.transforms))]
         shapes = f"batch_shape={tuple(self.batch_shape)}, event_shape={tuple(self.event_shape)}"
         return f"{type(self).__name__}({shapes}, transforms=[{', '.join(kinds)}])"
+
+
+def _check_tensor(name: str, value: object, dtype: torch.dtype) -> None:
+    if not isinstance(value, Tensor) or value.dtype != dtype:
+        got = value.dtype if isinstance(value, Tensor) else type(value).__name__
+        raise ValueError(f"Expected {name} as a tensor of {dtype}, as the flow has; got {got}")
 
 
 def along_path(value: Tensor, score: Tensor, z: Tensor) -> Tensor:

@@ -143,15 +143,8 @@ EXCEPTIONS: dict[tuple[str, str], dict[str, Any]] = {
 
 _ALL_BUT_GAUSSIAN = tuple(name for name in FLOWS if name != "gaussian")
 _SPLINES = ("nsf", "coupling-nsf")
-_AMORTIZED = (
-    "planar",
-    "radial",
-    "householder",
-    "orthogonal-sylvester",
-    "householder-sylvester",
-    "triangular-sylvester",
-)
 _NETWORKS = ("iaf", "mean-only-iaf", "affine-iaf", "maf", "nice", "realnvp", *_SPLINES)
+_AMORTIZED = tuple(flow for flow in FLOWS if flow not in ("gaussian", *_NETWORKS))
 
 
 class Config(BaseModel):

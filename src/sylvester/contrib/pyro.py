@@ -27,7 +27,7 @@ from sylvester.diagnostics import LogDensity
 from sylvester.distributions import FlowDistribution
 from sylvester.flows import Flow
 from sylvester.flows.affine import AffineStep
-from sylvester.flows.support import SupportSteps
+from sylvester.flows.base import constraint_of
 from sylvester.random import stream
 from sylvester.transforms import call_and_ladj
 
@@ -271,7 +271,7 @@ class AutoFlow(AutoContinuous):
         _check_flow(flow)
         if flow.features != self.latent_dim:
             raise ValueError(f"Expected a flow of {self.latent_dim} features, the model's; got {flow.features}")
-        if any(isinstance(step, SupportSteps) for step in flow.steps):
+        if any(constraint_of(step) is not None for step in flow.steps):
             raise ValueError("Expected a flow of real vectors, as the guide sees to the supports; got one onto its own")
         flow.to(loc)
         with torch.no_grad():

@@ -27,6 +27,9 @@ from sylvester.transforms.support import SupportTransform
 
 _LEAST_VARIANCE = 1e-8
 
+#: What is a function of the context: all of a flow, or its base alone.
+Amortize = Literal["all", "base"]
+
 #: {name: parameters of all K steps, (*, K, *shape)} -> the transforms.
 Bind = Callable[[dict[str, Tensor]], Sequence[Transform]]
 
@@ -97,6 +100,7 @@ class AmortizedSteps(Amortized):
         table: each parameter of a step with its shape and where it starts.
         bind: makes the transforms of the raw parameters; here the constraints are met.
         init, hyper_features: as for every family.
+        amortize: with "base", the steps see no context.
     """
 
     hypernetwork: Hypernetwork | LocalParameters
@@ -110,12 +114,14 @@ class AmortizedSteps(Amortized):
         *,
         init: Init = "identity",
         hyper_features: Sequence[int] = (),
+        amortize: Amortize = "all",
     ):
         super().__init__()
+        if amortize not in get_args(Amortize):
+            raise ValueError(f"Expected amortize in {get_args(Amortize)}; got {amortize!r}")
         self.bind = bind
-        self.hypernetwork = Hypernetwork(
-            context, table, transforms=transforms, hyper_features=hyper_features, init=init
-        )
+        seen = context if amortize == "all" else 0
+        self.hypernetwork = Hypernetwork(seen, table, transforms=transforms, hyper_features=hyper_features, init=init)
 
     def forward(self, context: Tensor | None) -> Sequence[Transform]:
         return self.bind(self.hypernetwork(context))
@@ -289,17 +295,6 @@ class InvertedSteps(nn.Module):
 
     def local(self, context: Tensor) -> InvertedSteps:
         return InvertedSteps([localized(step, context) for step in self.steps])
-
-
-#: What is a function of the context: all of a flow, or its base alone.
-Amortize = Literal["all", "base"]
-
-
-def steps_context(context: int, amortize: Amortize) -> int:
-    """The size of the context that the steps see."""
-    if amortize not in get_args(Amortize):
-        raise ValueError(f"Expected amortize in {get_args(Amortize)}; got {amortize!r}")
-    return context if amortize == "all" else 0
 
 
 _COMMON_ARGUMENTS = """

@@ -15,7 +15,6 @@ from sylvester.flows.base import (
     check_sizes,
     family,
     nudge,
-    steps_context,
 )
 from sylvester.flows.hypernetwork import Init, Output
 from sylvester.transforms import HouseholderTransform
@@ -45,8 +44,9 @@ class Householder(Flow):
         base = DiagonalGaussian(features, context, hyper_features=hyper_features, variance_bounds=variance_bounds)
         spread = nudge(transforms) / features**0.5
         table = {"v": Output((features,), center=torch.eye(features)[:1], spread=spread)}
-        given = steps_context(context, amortize)
-        steps = AmortizedSteps(given, transforms, table, _bind, init=init, hyper_features=hyper_features)
+        steps = AmortizedSteps(
+            context, transforms, table, _bind, init=init, hyper_features=hyper_features, amortize=amortize
+        )
         super().__init__(base, [steps])
 
 

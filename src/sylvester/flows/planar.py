@@ -17,7 +17,6 @@ from sylvester.flows.base import (
     each_step,
     family,
     nudge,
-    steps_context,
 )
 from sylvester.flows.hypernetwork import Init, Output
 from sylvester.transforms import PlanarTransform
@@ -48,8 +47,9 @@ class Planar(Flow):
             "w": Output((features,), center=w, spread=small),
             "b": Output((), spread=0.5),
         }
-        given = steps_context(context, amortize)
-        steps = AmortizedSteps(given, transforms, table, _bind, init=init, hyper_features=hyper_features)
+        steps = AmortizedSteps(
+            context, transforms, table, _bind, init=init, hyper_features=hyper_features, amortize=amortize
+        )
         super().__init__(base, [steps])
 
 

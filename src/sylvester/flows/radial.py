@@ -17,7 +17,6 @@ from sylvester.flows.base import (
     each_step,
     family,
     nudge,
-    steps_context,
 )
 from sylvester.flows.hypernetwork import Init, Output
 from sylvester.transforms import RadialTransform
@@ -47,8 +46,9 @@ class Radial(Flow):
             "raw_alpha": Output((), center=one, spread=small),
             "raw_beta": Output((), center=one, spread=small),
         }
-        given = steps_context(context, amortize)
-        steps = AmortizedSteps(given, transforms, table, _bind, init=init, hyper_features=hyper_features)
+        steps = AmortizedSteps(
+            context, transforms, table, _bind, init=init, hyper_features=hyper_features, amortize=amortize
+        )
         super().__init__(base, [steps])
 
 

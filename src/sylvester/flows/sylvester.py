@@ -32,7 +32,6 @@ from sylvester.flows.base import (
     each_step,
     family,
     nudge,
-    steps_context,
 )
 from sylvester.flows.hypernetwork import Init, Output
 from sylvester.linalg import HouseholderProduct, OrthonormalOperator, Reversal, polar
@@ -84,8 +83,9 @@ class OrthogonalSylvester(Flow):
             "raw_q": Output((features, rank), center=center, spread=0.1 / features**0.5)
         }
         bind = partial(_bind, make_q=_polar_factors, diagonals=diagonals)
-        given = steps_context(context, amortize)
-        steps = AmortizedSteps(given, transforms, table, bind, init=init, hyper_features=hyper_features)
+        steps = AmortizedSteps(
+            context, transforms, table, bind, init=init, hyper_features=hyper_features, amortize=amortize
+        )
         super().__init__(base, [steps])
 
 
@@ -117,8 +117,9 @@ class HouseholderSylvester(Flow):
         diagonals = _diagonals(diagonals, context)
         table = _table(features, transforms, diagonals) | {"v": Output((reflections, features), spread=1.0)}
         bind = partial(_bind, make_q=_reflections, diagonals=diagonals)
-        given = steps_context(context, amortize)
-        steps = AmortizedSteps(given, transforms, table, bind, init=init, hyper_features=hyper_features)
+        steps = AmortizedSteps(
+            context, transforms, table, bind, init=init, hyper_features=hyper_features, amortize=amortize
+        )
         super().__init__(base, [steps])
 
 
@@ -147,8 +148,9 @@ class TriangularSylvester(Flow):
         diagonals = _diagonals(diagonals, context)
         bind = partial(_bind, make_q=_by_turns, diagonals=diagonals)
         table = _table(features, transforms, diagonals)
-        given = steps_context(context, amortize)
-        steps = AmortizedSteps(given, transforms, table, bind, init=init, hyper_features=hyper_features)
+        steps = AmortizedSteps(
+            context, transforms, table, bind, init=init, hyper_features=hyper_features, amortize=amortize
+        )
         super().__init__(base, [steps])
 
 
