@@ -275,6 +275,7 @@ def demo(
         _MANY,
         "sylvester compare --against gaussian",
         "sylvester compare runs/sweep --format md",
+        "sylvester compare results/caltech101 --published --details",
         usage="Usage: sylvester compare [OPTIONS] [RUN...]",
     )
 )
@@ -284,6 +285,16 @@ def compare(
         Flow | None,
         Parameter(help="Show differences from this flow's runs on the same data, paired by seed and test image."),
     ] = None,
+    published: Annotated[
+        bool, Parameter(negative="", help="Show the paper's figures beside those of its models.")
+    ] = False,
+    details: Annotated[
+        bool,
+        Parameter(
+            negative="",
+            help="Show how many images have an NLL not to be trusted, and what training took, on what machine.",
+        ),
+    ] = False,
     format: Format = "table",
 ) -> None:
     """Set runs side by side in one table, with means over seeds.
@@ -293,7 +304,7 @@ def compare(
     from sylvester.app.experiments import comparison
 
     found = comparison.compare(_folders(runs), against=against)
-    _show_comparison(found, format)
+    _show_comparison(found, format, published=published, details=details)
     if not found.groups:
         raise RunFailure("Expected an intact run to compare; got damaged ones alone")
 
@@ -592,12 +603,12 @@ def _folders(runs: Sequence[Path]) -> Sequence[Path]:
     return runs or [Path("runs")]
 
 
-def _show_comparison(found: Comparison, form: str) -> None:
+def _show_comparison(found: Comparison, form: str, *, published: bool = False, details: bool = False) -> None:
     from sylvester.app.experiments import tables
 
     if form == "json":
         return display.show_json(tables.comparison_json(found))
-    table = tables.comparison_table(found)
+    table = tables.comparison_table(found, published=published, details=details)
     if form == "csv":
         display.show(tables.comparison_csv(found))
         for note in table.notes[1:]:

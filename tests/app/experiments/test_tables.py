@@ -14,6 +14,7 @@ from sylvester.app.experiments import reproduction, tables
 from sylvester.app.experiments.comparison import Comparison, Entry, Group, compare
 from sylvester.app.experiments.paper import TABLE1
 from sylvester.app.runs import Run
+from sylvester.diagnostics import KHAT_LIMIT
 from tests.app.commands import sylvester
 from tests.app.experiments.conftest import finish, tiny
 
@@ -65,6 +66,13 @@ def test_runs_without_a_test_are_compared_by_validation(archive: Path, study: Pa
 RECIPES: dict[str, dict[str, object]] = {"plain": {}, "adam": {"optimizer": "adam", "averages": (0.5, 0.9)}}
 
 
+def test_columns_of_a_terminal_are_aligned_under_a_hat() -> None:
+    table = tables.Table(("k̂ > 0.7", "minutes"), (("98.7 %", "1.5"),))
+    header, rule, row = tables.render(table, "table").splitlines()
+    assert header.replace("\N{COMBINING CIRCUMFLEX ACCENT}", "") == "k > 0.7  minutes"
+    assert (rule, row) == ("───────  ───────", "98.7 %   1.5")
+
+
 def test_names_are_escaped() -> None:
     table = tables.Table(("a_b", "|"), (("5 %", "x & y"),), ("100 %\nof it",))
     assert tables.render(table, "tex").splitlines()[2:5] == [r"a\_b & | \\", r"\hline", r"5 \% & x \& y \\"]
@@ -109,6 +117,31 @@ def test_published_figures_stand_beside(tmp_path: Path) -> None:
     assert rows["Planar"][2:6] == ("3", "86.00 ± 0.30", "86.06 ± 0.31", "−0.06 ± 0.25")
     assert rows["FFJORD (later)"][4] == "82.82"
     assert any("table 3 has −ELBO 85.71 ± 0.2 " in note for note in table.notes)
+
+
+def test_the_papers_figures_and_what_training_took_stand_beside_on_request(study: Path, tmp_path: Path) -> None:
+    plain = tables.comparison_table(compare([study]))
+    table = tables.comparison_table(compare([study]), published=True, details=True)
+    details = (f"k̂ > {KHAT_LIMIT}", "images seen", "minutes")
+    assert table.header == (*plain.header[:-2], "−ELBO", "published", "NLL", "published", *details)
+    result = json.loads((study / "planar-0" / "result.json").read_text())
+    seen = table.rows[1][-2]
+    assert int(seen.replace(",", "")) == result["epochs"] * result["dataset"]["train"]
+    assert any(note.startswith("Trained on ") and note.endswith(": 4 runs.") for note in table.notes)
+    done = sylvester("compare", study, "--published", "--details", "--format", "md")
+    assert done.stdout.rstrip() == tables.render(table, "md"), done.stderr
+
+    config = resolve({"preset": "paper", "dataset": "caltech101", "flow": "planar"})
+    figures = {**result, "neg_elbo": 110.0, "nll": 99.0, "khat_share": 0.987}
+    figures["timing"] = {**result["timing"], "train_seconds": 90.0}
+    found = Comparison((Group((Entry(tmp_path, "finished", Run(tmp_path, config), figures, epochs=3),)),))
+    ((*_, elbo, elbo_there, nll, nll_there, share, seen, minutes),) = tables.comparison_table(
+        found, published=True, details=True
+    ).rows
+    assert (elbo, elbo_there, nll, nll_there) == ("110.00", "109.66 ± 0.42", "99.00", "98.53 ± 0.68")
+    assert (share, seen, minutes) == ("98.7 %", f"{3 * result['dataset']['train']:,}", "1.5")
+    (row,) = csv.DictReader(io.StringIO(tables.comparison_csv(found)))
+    assert (float(row["nll_published"]), float(row["khat_share"]), float(row["train_minutes"])) == (98.53, 0.987, 1.5)
 
 
 def test_a_part_of_an_experiment_can_be_chosen() -> None:

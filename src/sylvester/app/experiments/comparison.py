@@ -73,6 +73,22 @@ class Entry:
         """Finished, without a look at the test images."""
         return self.result is not None and self.result["neg_elbo"] is None
 
+    @property
+    def images_seen(self) -> int:
+        """In training, those drawn for refinement included."""
+        assert self.result is not None, "unfinished runs have not seen all"
+        return self.epochs * self.result["dataset"]["train"]
+
+    @property
+    def machine(self) -> str | None:
+        """What it was trained on, of a finished run that says so."""
+        machine = self.result and self.result["timing"].get("machine")
+        if not machine:
+            return None
+        threads = "1 thread" if machine["threads"] == 1 else f"{machine['threads']} threads"
+        device = machine["accelerator"] or f"{machine['cores']} cores, {threads}"
+        return f"{machine['cpu']}, {device}, {machine['platform']}"
+
     def figures(self) -> Mapping[str, Any]:
         """The final figures in the customary unit: those of a finished run, in bits per dimension for categorical."""
         assert self.result is not None, "unfinished runs have no figures"

@@ -6,8 +6,11 @@ import csv
 import io
 import json
 import math
+import unicodedata
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from statistics import fmean
 from typing import Any
 
 from sylvester.app.config import kind_of
@@ -29,14 +32,22 @@ class Table:
     notes: tuple[str, ...] = ()
 
 
-def comparison_table(found: Comparison) -> Table:
-    """A row for each group: what was run, how much of it is finished, mean ± standard deviation, differences."""
+def comparison_table(found: Comparison, *, published: bool = False, details: bool = False) -> Table:
+    """A row for each group: what was run, how much of it is finished, mean ± standard deviation, differences.
+
+    With ``published`` the paper's figures stand beside those of its models; with ``details`` the share of images whose
+    NLL is not to be trusted and what training took.
+    """
     varying = found.varying()
     untested = _any_untested(found)
     validation = ["validation −ELBO"] if untested else []
-    header = ["dataset", "flow", *varying, "runs", *validation, *NAMES.values()]
+    beside = ["published"] if published else []
+    header = ["dataset", "flow", *varying, "runs", *validation]
+    for name in NAMES.values():
+        header += [name, *beside]
     if found.baseline is not None:
         header += [f"{name} less {found.baseline}'s" for name in NAMES.values()]
+    header += _DETAILS if details else ()
     rows = []
     for group in found.groups:
         sizes = [_setting(group, name) for name in varying]
@@ -44,11 +55,48 @@ def comparison_table(found: Comparison) -> Table:
         row = [group.dataset, group.flow, *sizes, _runs(group)]
         if untested:
             row.append(_summary(group.summary("valid_neg_elbo")))
-        row += [_summary(group.summary(metric)) + (bits if group.summary(metric) else "") for metric in METRICS]
+        for metric in METRICS:
+            row.append(_summary(group.summary(metric)) + (bits if group.summary(metric) else ""))
+            if published:
+                row.append(_published(_of_the_paper(group, metric)))
         if found.baseline is not None:
             row += [_difference(group.against.get(metric)) for metric in METRICS]
+        if details:
+            row += _details(group)
         rows.append(tuple(row))
-    return Table(tuple(header), tuple(rows), tuple(_notes(found)))
+    notes = [*_notes(found), *(_machines(found) if details else ())]
+    if published:
+        notes.insert(1, "Published figures are the paper's, mean ± standard deviation over three runs.")
+    return Table(tuple(header), tuple(rows), tuple(notes))
+
+
+def _of_the_paper(group: Group, metric: str) -> Published | None:
+    """The paper's figure for the same model, however it was trained; of several tables, the first."""
+    rows = paper.published(group.config)
+    return getattr(rows[0], metric) if rows else None
+
+
+_DETAILS = ("k̂ > 0.7", "images seen", "minutes")  # the limit of sylvester.diagnostics, which would import torch
+
+
+def _details(group: Group) -> list[str]:
+    if not group.finished:
+        return [""] * len(_DETAILS)
+    share = group.summary("khat_share")
+    seen, minutes = _cost(group)
+    return ["" if share is None else f"{100 * share.mean:.1f} %", f"{seen:,.0f}", f"{minutes:.1f}"]
+
+
+def _cost(group: Group) -> tuple[float, float]:
+    """Means over the finished runs of the images seen in training, and of its minutes."""
+    seen = fmean(entry.images_seen for entry in group.finished)
+    return seen, fmean(entry.result["timing"]["train_seconds"] for entry in group.finished if entry.result) / 60
+
+
+def _machines(found: Comparison) -> Iterator[str]:
+    machines = Counter(entry.machine for group in found.groups for entry in group.finished if entry.machine)
+    for machine, count in machines.items():
+        yield f"Trained on {machine}: {count} run{'s' if count > 1 else ''}."
 
 
 def _any_untested(found: Comparison) -> bool:
@@ -192,6 +240,10 @@ def comparison_csv(found: Comparison) -> str:
                 line[f"{metric}_difference"] = against and against.mean
                 line[f"{metric}_difference_std_error"] = against and against.std_error
                 line[f"{metric}_difference_seed_error"] = against and against.seed_error
+            theirs = _of_the_paper(group, metric)
+            line |= {f"{metric}_published": theirs and theirs.mean, f"{metric}_published_std": theirs and theirs.std}
+        share, (seen, minutes) = group.summary("khat_share"), _cost(group) if group.finished else (None, None)
+        line |= {"khat_share": share and share.mean, "images_seen": seen, "train_minutes": minutes}
         lines.append(line)
     return _csv([tuple(lines[0]), *(tuple(line.values()) for line in lines)] if lines else [])
 
@@ -208,10 +260,16 @@ def render(table: Table, form: str) -> str:
 
 def _text(table: Table) -> str:
     """Columns as wide as they need to be: a table that wraps cannot be read, one that is cut off can be scrolled."""
-    widths = [max(map(len, column)) for column in zip(table.header, *table.rows, strict=True)]
+    widths = [max(map(_width, column)) for column in zip(table.header, *table.rows, strict=True)]
     lines = [table.header, tuple("─" * width for width in widths), *table.rows]
-    body = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
+    padded = [[c + " " * (w - _width(c)) for c, w in zip(line, widths, strict=True)] for line in lines]
+    body = ["  ".join(line).rstrip() for line in padded]
     return "\n".join([*body, *([""] if table.notes else []), *table.notes])
+
+
+def _width(text: str) -> int:
+    """Columns of a terminal: the hat of k̂ takes none."""
+    return sum(not unicodedata.combining(letter) for letter in text)
 
 
 def _markdown(table: Table) -> str:

@@ -505,10 +505,8 @@ def _time(comparison: Comparison, finished: Sequence[Entry]) -> list[Block]:
         return []
     for entry in finished:
         assert entry.result is not None
-        machine = entry.result["timing"].get("machine")
-        if machine:
-            device = machine["accelerator"] or f"{machine['cores']} cores, {machine['threads']} threads"
-            machines[f"{machine['cpu']}, {device}, {machine['platform']}"] += 1
+        if entry.machine is not None:
+            machines[entry.machine] += 1
         versions[", ".join(f"{name} {text}" for name, text in entry.result["versions"].items())] += 1
     columns = [
         *_naming(comparison),
