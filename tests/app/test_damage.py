@@ -168,7 +168,9 @@ def test_damage_is_named_or_made_good(
 def test_another_evaluation_is_made_again_as_advised(damage: str, stages: Path, tmp_path: Path) -> None:
     path = tmp_path / "run"
     shutil.copytree(stages / FINISHED, path)
-    expected = results.evaluate(Run.open(path), data.load(Run.open(path).config.dataset), 20, seed=1, images=5)
+    expected = results.evaluate(
+        Run.open(path), data.load(Run.open(path).config.dataset), results.Evaluation(20, 1, images=5)
+    )
     file = path / expected["evaluation"]["file"]
     content = DAMAGES[damage](file.read_bytes())
     assert content is not None
@@ -319,7 +321,7 @@ def test_other_images_are_not_taken_for_the_runs_own(stages: Path, tmp_path: Pat
     np.savez(tmp_path / "halves.npz", **negatives, likelihood="bernoulli")
     other = data.load(tmp_path / "halves.npz")
     with pytest.raises(RunError, match="other files by that name"):
-        results.evaluate(run, other, 10)
+        results.evaluate(run, other, results.Evaluation(10))
 
 
 def test_the_figures_of_each_image_make_those_of_the_result(stages: Path) -> None:

@@ -371,10 +371,10 @@ def test_evaluations_outlive_settings_of_the_recipe(tiny: Config, halves: data.D
     """As a later version adds them, and an evaluation that is there already must not be made again."""
     run = Run.create(tmp_path / "run", tiny)
     training.train(run, halves)
-    figures = results.evaluate(run, halves, 10)
+    figures = results.evaluate(run, halves, results.Evaluation(10))
     written = (run.path / "evaluation-10-seed0.safetensors").stat().st_mtime_ns
     later = replace(run, config=tiny.model_copy(update={"beta2": 0.99, "averages": (0.9,)}))
-    assert results.evaluate(later, halves, 10) == figures
+    assert results.evaluate(later, halves, results.Evaluation(10)) == figures
     assert (run.path / "evaluation-10-seed0.safetensors").stat().st_mtime_ns == written
 
 

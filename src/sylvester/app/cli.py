@@ -207,9 +207,7 @@ def evaluate(
 
     how = results.Evaluation(samples, seed, anneal, images)
     with _interruptible(how.command(run)), display.counter("evaluating", quiet) as progress:
-        figures = results.evaluate(
-            opened, data, samples, seed=seed, anneal=anneal, images=images, progress=progress, notify=display.say
-        )
+        figures = results.evaluate(opened, data, how, progress=progress, notify=display.say)
     if json:
         display.show_json(figures)
     else:

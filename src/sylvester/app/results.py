@@ -9,7 +9,7 @@ import resource
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -53,64 +53,14 @@ def ignore(*said: object) -> None:
     """Tell nobody."""
 
 
-def evaluate(
-    run: Run,
-    data: Dataset,
-    samples: int,
-    *,
-    seed: int = 0,
-    anneal: int = 0,
-    images: int | None = None,
-    progress: Counter = ignore,
-    notify: Callable[[str], object] = ignore,
-) -> dict[str, Any]:
-    """Score the test images with the run's best model, going on where an interrupted evaluation stopped.
-
-    The figures, in nats and for categorical images in bits per dimension too, stay in the run's folder, and beside
-    them those of each image. With ``images``, the first so many test images alone; with ``anneal``, by so many
-    transitions of each sample. ``notify`` is told of damage that was made good.
-    """
-    run.require_data(data)
-    if images is not None and images >= len(data.test):
-        images = None
-    how = Evaluation(samples, seed, anneal, images)
-    name, model = how.name, run.about_model()["checksum"]
-    with run.locked(name):
-        estimate, checksum = _estimate(run, data, how, model, progress, notify)
-    summary = estimate.summary()
-    if summary["log_px"] is None or summary["elbo"] is None:
-        raise RunFailure(f"The model in {run.path} gives some test images no finite likelihood")
-    scored = {
-        "neg_elbo": -summary["elbo"],
-        "neg_elbo_std_error": summary["elbo_std_error"],
-        "nll": -summary["log_px"],
-        "nll_mc_error": summary["mc_error"],
-        "nll_std_error": summary["std_error"],
-    }
-    result = scored | {
-        "bits_per_dim": bits_per_dim(scored, data),
-        "nll_samples": samples,
-        **({"anneal": anneal} if anneal else {}),
-        **({"images": images} if images else {}),
-        "ess": summary["ess"],
-        "khat_share": summary["khat_share"],  # of the images, how many have a Pareto k̂ too large to trust
-        "warning": summary["warning"],
-        "evaluation": {"file": f"{name}.safetensors", "checksum": checksum, "model": model},
-    }
-    write_json(run.path / f"{name}.json", sealed(result))
-    for finished in run.path.glob(f"{name}-*.partial"):
-        finished.unlink()
-    return result
-
-
 @dataclass(frozen=True)
 class Evaluation:
     """How test images are scored."""
 
     samples: int
     seed: int = 0
-    anneal: int = 0
-    images: int | None = None  # the first so many; all of them where there is no number
+    anneal: int = 0  # transitions of each sample
+    images: int | None = None  # the first so many test images; all of them where there is no number
 
     @property
     def name(self) -> str:
@@ -133,6 +83,51 @@ class Evaluation:
     def images_at_once(self) -> int:
         """Between two lines of a partial evaluation."""
         return max(1, PART // (self.samples * (1 + GRADIENTS * self.anneal)))
+
+
+def evaluate(
+    run: Run,
+    data: Dataset,
+    how: Evaluation,
+    *,
+    progress: Counter = ignore,
+    notify: Callable[[str], object] = ignore,
+) -> dict[str, Any]:
+    """Score the test images with the run's best model, going on where an interrupted evaluation stopped.
+
+    The figures, in nats and for categorical images in bits per dimension too, stay in the run's folder, and beside
+    them those of each image. ``notify`` is told of damage that was made good.
+    """
+    run.require_data(data)
+    if how.images is not None and how.images >= len(data.test):
+        how = replace(how, images=None)
+    name, model = how.name, run.about_model()["checksum"]
+    with run.locked(name):
+        estimate, checksum = _estimate(run, data, how, model, progress, notify)
+    summary = estimate.summary()
+    if summary["log_px"] is None or summary["elbo"] is None:
+        raise RunFailure(f"The model in {run.path} gives some test images no finite likelihood")
+    scored = {
+        "neg_elbo": -summary["elbo"],
+        "neg_elbo_std_error": summary["elbo_std_error"],
+        "nll": -summary["log_px"],
+        "nll_mc_error": summary["mc_error"],
+        "nll_std_error": summary["std_error"],
+    }
+    result = scored | {
+        "bits_per_dim": bits_per_dim(scored, data),
+        "nll_samples": how.samples,
+        **({"anneal": how.anneal} if how.anneal else {}),
+        **({"images": how.images} if how.images else {}),
+        "ess": summary["ess"],
+        "khat_share": summary["khat_share"],  # of the images, how many have a Pareto k̂ too large to trust
+        "warning": summary["warning"],
+        "evaluation": {"file": f"{name}.safetensors", "checksum": checksum, "model": model},
+    }
+    write_json(run.path / f"{name}.json", sealed(result))
+    for finished in run.path.glob(f"{name}-*.partial"):
+        finished.unlink()
+    return result
 
 
 def _estimate(
@@ -221,7 +216,7 @@ def conclude(
     if config.test == "never":
         tested, shown = UNTESTED | _without_scores(run), data.valid
     elif samples:
-        tested = evaluate(run, data, samples, seed=config.seed, progress=progress, notify=notify)
+        tested = evaluate(run, data, Evaluation(samples, config.seed), progress=progress, notify=notify)
     else:
         tested = bound(run, data)
     evaluation_seconds = time.perf_counter() - started
