@@ -373,6 +373,10 @@ REFUSED = {
     "a flow with context": (lambda: inference.fit(gaussian, flows.Gaussian(2, context=3)), "without context"),
     "no flow": (lambda: inference.fit(gaussian, lambda: 3), "Expected a flow"),
     "no function": (lambda: inference.fit(3, flows.Gaussian(2)), "log_density as a function"),
+    "half a step": (
+        lambda: inference.fit(gaussian, flows.Gaussian(2), steps=10.5),
+        "steps as a whole number; got 10.5",
+    ),
     "no steps": (lambda: inference.fit(gaussian, flows.Gaussian(2), steps=0), "steps >= 1"),
     "tempering of zero": (lambda: inference.fit(gaussian, flows.Gaussian(2), tempering=0.0), "in (0, 1]"),
     "NaN in a diagnosis": (lambda: diagnose(lambda z: z.sum(-1) * math.nan, flows.Gaussian(2)()), "is a number"),

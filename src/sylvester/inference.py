@@ -195,14 +195,14 @@ def fit(
     tensor([3., 3.])
     """
     _check(
-        ("steps", steps, steps >= 1, ">= 1"),
-        ("samples", samples, samples >= 1, ">= 1"),
+        _positive("steps", steps),
+        _positive("samples", samples),
         ("learning_rate", learning_rate, learning_rate > 0, "> 0"),
         ("tempering", tempering, 0 < tempering <= 1, "in (0, 1]"),
         ("tolerance", tolerance, tolerance >= 0, ">= 0"),
-        ("patience", patience, patience >= 1, ">= 1"),
-        ("restarts", restarts, restarts >= 1, ">= 1"),
-        ("diagnosis_samples", diagnosis_samples, diagnosis_samples >= 1, ">= 1"),
+        _positive("patience", patience),
+        _positive("restarts", restarts),
+        _positive("diagnosis_samples", diagnosis_samples),
     )
     if not callable(log_density):
         raise ValueError(f"Expected log_density as a function (*, D) -> (*); got {type(log_density).__name__}")
@@ -532,11 +532,11 @@ def fit_density(
     """
     _check(
         ("validation", validation, 0 < validation < 1, "in (0, 1)"),
-        ("epochs", epochs, epochs >= 1, ">= 1"),
-        ("batch_size", batch_size, batch_size >= 1, ">= 1"),
+        _positive("epochs", epochs),
+        _positive("batch_size", batch_size),
         ("learning_rate", learning_rate, learning_rate > 0, "> 0"),
         ("tolerance", tolerance, tolerance >= 0, ">= 0"),
-        ("patience", patience, patience >= 1, ">= 1"),
+        _positive("patience", patience),
     )
     if not isinstance(flow, Flow):
         raise ValueError(f"Expected a flow; got {type(flow).__name__}")
@@ -704,6 +704,12 @@ class _Given(nn.Module):
 
     def _standardized(self, context: Tensor) -> Tensor:
         return (context - self.moments.loc) / self.moments.scale
+
+
+def _positive(name: str, value: int) -> tuple[str, float, bool, str]:
+    """Its condition; a number of a type that counts, numpy's included."""
+    whole = hasattr(value, "__index__")
+    return name, value, whole and value >= 1, ">= 1" if whole else "as a whole number"
 
 
 def _check(*conditions: tuple[str, float, bool, str]) -> None:

@@ -126,6 +126,16 @@ def test_published_values_stand_beside_ours_with_the_difference_and_its_error(pa
     assert third["T-SNF (K=4)"][3:6] == ["83.80 ± 0.10", "83.74 ± 0.04", "+0.06 ± 0.06"]
 
 
+def test_a_page_about_damaged_runs_alone_is_written_and_a_failure(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.toml").write_text("flow = 3")
+    page = tmp_path / "report.html"
+    done = sylvester("report", tmp_path / "run", "--out", page, "--quiet")
+    assert done.returncode == 1
+    assert done.stderr.endswith("sylvester: Expected an intact run; got damaged ones alone\n")
+    assert str(tmp_path / "run") in page.read_text()
+
+
 def test_damaged_runs_are_named_and_in_no_table(page: Path) -> None:
     text = page.read_text()
     assert "Damaged and left out" in text

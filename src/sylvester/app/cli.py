@@ -303,8 +303,7 @@ def compare(
 
     found = comparison.compare(_folders(runs), against=against)
     _show_comparison(found, format, published=published, details=details)
-    if not found.groups:
-        raise RunFailure("Expected an intact run to compare; got damaged ones alone")
+    _require_intact(found)
 
 
 @app.command(
@@ -480,8 +479,10 @@ def report(
 
     folders = _folders(runs)
     _require_destination(out)
-    _write_report(out, _compared(comparison.load(folders), against), quiet=quiet)
+    found = _compared(comparison.load(folders), against)
+    _write_report(out, found, quiet=quiet)
     display.show(str(out))
+    _require_intact(found)
 
 
 data_app = App(
@@ -613,6 +614,12 @@ def _show_comparison(found: Comparison, form: str, *, published: bool = False, d
             display.say(note)
     else:
         display.show(tables.render(table, form))
+
+
+def _require_intact(found: Comparison) -> None:
+    """After what there is to say of damaged ones is said."""
+    if not found.groups:
+        raise RunFailure("Expected an intact run; got damaged ones alone")
 
 
 def _comparison_of(planned: Sequence[Cell], against: str | None) -> Comparison:

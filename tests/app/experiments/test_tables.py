@@ -102,7 +102,7 @@ def test_damaged_runs_alone_are_a_failure(form: str, study: Path) -> None:
     done = sylvester("compare", *study.glob("planar-*"), "--format", form)
     assert done.returncode == 1
     assert "planar-1/result.json" in done.stdout + done.stderr
-    assert done.stderr.endswith("sylvester: Expected an intact run to compare; got damaged ones alone\n")
+    assert done.stderr.endswith("sylvester: Expected an intact run; got damaged ones alone\n")
 
 
 def test_published_figures_stand_beside(tmp_path: Path) -> None:
