@@ -21,7 +21,7 @@ pytest.importorskip("lightning_fabric")
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks import report, runner, scaling, suite, tasks_library, tasks_reference, versions  # noqa: E402
+from benchmarks import report, results, runner, scaling, suite, tasks_library, tasks_reference, versions  # noqa: E402
 from benchmarks.agreement import copy_weights, correspondence  # noqa: E402
 from benchmarks.path_gradients import by_turns, variance  # noqa: E402
 from benchmarks.reference import ReferenceVAE, log_likelihood, orthogonalize, reflections_multiplied  # noqa: E402
@@ -388,3 +388,26 @@ def test_tasks_are_timed_by_turns() -> None:
     seconds = by_turns([lambda: order.append("without"), lambda: order.append("with")], 2)
     assert order == ["without", "with"] * 3
     assert all(0 < each < 1 for each in seconds)
+
+
+def test_curves_are_means_of_the_last_validations_over_minutes() -> None:
+    metrics = [{"seconds": 30.0, "valid_neg_elbo": float(bound)} for bound in (9, 8, 7, 6, 5, 4)]
+    del metrics[2]["valid_neg_elbo"]
+    assert results.smoothed(metrics) == [(0.5, 9.0), (1.0, 8.5), (2.0, 23 / 3), (2.5, 7.0), (3.0, 5.75)]
+    assert results.smoothed(metrics[:1], pace=60.0) == [(1.0, 9.0)]
+
+
+def test_results_are_drawn_beside_the_runs(tmp_path: Path) -> None:
+    for run in (ROOT / "results" / "digits").glob("*-gaussian-seed*"):
+        shutil.copytree(run, tmp_path / run.name)
+    results.main([str(tmp_path), "--epoch", f"{run.name}=1"])
+    training = (tmp_path / "training.svg").read_text()
+    assert training.count("VAE, quick") == 1  # three lines have one label
+    assert not (tmp_path / "nll.svg").exists()
+    for samples, more in ((100, {}), (500, {}), (32, {"anneal": 100})):
+        annealed = "-anneal100" if more else ""
+        figures = {"nll": 23.0, "khat_share": 0.5, "nll_samples": samples, "images": 200, **more}
+        file = tmp_path / run.name / f"evaluation-{samples}{annealed}-first200-seed0.json"
+        file.write_text(json.dumps(figures))
+    results.main([str(tmp_path)])
+    assert "VAE, 32 samples annealed by 100 transitions" in (tmp_path / "nll.svg").read_text()
