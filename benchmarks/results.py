@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
@@ -23,10 +24,17 @@ from matplotlib.figure import Figure
 
 from sylvester.app.experiments.comparison import find
 from sylvester.app.experiments.paper import MODELS
-from sylvester.app.runs import Run, replacing
+from sylvester.app.runs import Run, RunError, replacing
 
-COLOURS = {"gaussian": "#0072b2", "triangular-sylvester": "#d55e00"}
-OTHERS = {"planar": "#009e73", "iaf": "#cc79a7", "orthogonal-sylvester": "#56b4e9", "householder-sylvester": "#e69f00"}
+COLOURS = {
+    "gaussian": "#0072b2",
+    "planar": "#009e73",
+    "iaf": "#cc79a7",
+    "orthogonal-sylvester": "#56b4e9",
+    "householder-sylvester": "#e69f00",
+    "triangular-sylvester": "#d55e00",
+}
+OVER_TIME = ("gaussian", "triangular-sylvester")  # whose training is drawn: six would hide one another
 STYLES = {"fast": "-", "paper": "--"}
 SMOOTHED = 5  # epochs
 STYLE: Any = {
@@ -41,6 +49,10 @@ STYLE: Any = {
 }
 
 
+def label(run: Run) -> str:
+    return f"{MODELS[run.config.flow]}, {run.config.preset}"
+
+
 def smoothed(metrics: Sequence[Mapping[str, float]], pace: float | None = None) -> list[tuple[float, float]]:
     """Minutes of training and mean −ELBO of the validations in the last epochs, after each validation."""
     points, seconds = [], 0.0
@@ -53,26 +65,25 @@ def smoothed(metrics: Sequence[Mapping[str, float]], pace: float | None = None) 
 
 
 def draw_training(axes: Axes, runs: Sequence[Run], paces: Mapping[str, float]) -> None:
+    """The scale is that of the epochs at β = 1; before, the bound is not what is trained."""
     shown: list[float] = []
     labelled: set[str] = set()
     for run in runs:
         points = smoothed(run.metrics, paces.get(run.path.name))
-        annealed = points[next((i for i, line in enumerate(run.metrics) if line["beta"] == 1), 0) :]
-        shown += [bound for _, bound in annealed]
-        label = f"{MODELS[run.config.flow]}, {run.config.preset}"
+        betas = [line["beta"] for line in run.metrics if "valid_neg_elbo" in line]
+        shown += [bound for (_, bound), beta in zip(points, betas, strict=True) if beta == 1]
         axes.plot(
             *zip(*points, strict=True),
-            color=(COLOURS | OTHERS)[run.config.flow],
+            color=COLOURS[run.config.flow],
             linestyle=STYLES.get(run.config.preset, ":"),
             linewidth=1.4,
-            label="_" if label in labelled else label,
+            label="_" if label(run) in labelled else label(run),
         )
-        labelled.add(label)
-    low, high = min(shown), max(shown)
-    room = 0.04 * (high - low) or 1.0
-    axes.set(
-        xlabel="minutes of training", ylabel="validation −ELBO (nats), smoothed", ylim=(low - room, high + room), xlim=0
-    )
+        labelled.add(label(run))
+    if shown:
+        room = 0.04 * (max(shown) - min(shown)) or 1.0
+        axes.set_ylim(min(shown) - room, max(shown) + room)
+    axes.set(xlabel="minutes of training", ylabel="validation −ELBO (nats), smoothed", xlim=0)
     axes.legend()
 
 
@@ -82,17 +93,19 @@ def evaluations(run: Run) -> list[dict[str, Any]]:
     return sorted(found, key=lambda one: (one.get("anneal", 0), one["nll_samples"]))
 
 
-def draw_nll(axes: Axes, trust: Axes, found: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
-    for flow, some in found.items():
+def draw_nll(axes: Axes, trust: Axes, runs: Sequence[Run]) -> None:
+    for run in runs:
+        some, colour = evaluations(run), COLOURS[run.config.flow]
         plain = [one for one in some if "anneal" not in one]
-        samples, colour = [one["nll_samples"] for one in plain], (COLOURS | OTHERS)[flow]
-        axes.plot(samples, [one["nll"] for one in plain], marker="o", color=colour, label=MODELS[flow])
-        trust.plot(samples, [100 * one["khat_share"] for one in plain], marker="o", color=colour, label=MODELS[flow])
+        samples = [one["nll_samples"] for one in plain]
+        look: Any = {"marker": "o", "color": colour, "linestyle": STYLES.get(run.config.preset, ":")}
+        axes.plot(samples, [one["nll"] for one in plain], label=label(run), **look)
+        trust.plot(samples, [100 * one["khat_share"] for one in plain], **look)
         for one in some:
             if "anneal" in one:
-                label = f"{MODELS[flow]}, {one['nll_samples']} samples annealed by {one['anneal']:,} transitions"
-                axes.axhline(one["nll"], color=colour, linestyle=":", label=label)
-                trust.axhline(100 * one["khat_share"], color=colour, linestyle=":")
+                how = f"{one['nll_samples']} samples annealed by {one['anneal']:,} transitions"
+                axes.axhline(one["nll"], color=colour, linestyle="-.", label=f"{label(run)}, {how}")
+                trust.axhline(100 * one["khat_share"], color=colour, linestyle="-.")
     axes.set(xscale="log", xlabel="importance samples per image", ylabel="NLL (nats)")
     trust.set(xscale="log", xlabel="importance samples per image", ylabel="images with k̂ > 0.7 (%)", ylim=(-3, 103))
 
@@ -106,22 +119,41 @@ def save(figure: Figure, path: Path) -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.results", description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--epoch", action="append", default=[], metavar="RUN=SECONDS")
+    parser.add_argument("--epoch", action="append", default=[], metavar="RUN=SECONDS", type=_pace)
     given = parser.parse_args(arguments)
-    paces = {name: float(seconds) for name, _, seconds in (text.partition("=") for text in given.epoch)}
-    runs = [Run.open(path) for path in find(given.folder)]
+    try:
+        runs = [Run.open(path) for path in find(given.folder)]
+    except RunError as error:
+        parser.error(str(error))
+    paces = dict(given.epoch)
+    unknown = paces.keys() - {run.path.name for run in runs}
+    drawn = [run for run in runs if run.config.flow in OVER_TIME and smoothed(run.metrics)]
+    scored = [run for run in runs if run.config.flow in COLOURS and len(evaluations(run)) > 1]
+    if unknown:
+        parser.error(f"Expected --epoch of a run in {given.folder}; got {min(unknown)}")
+    if not drawn:
+        parser.error(f"Expected a validated run of {' or '.join(OVER_TIME)} in {given.folder}; got none")
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(7, 4.4), layout="constrained")
-        drawn = [run for run in runs if run.config.flow in COLOURS]
         draw_training(figure.add_subplot(), drawn, paces)
         save(figure, given.folder / "training.svg")
-        found = {run.config.flow: some for run in runs if len(some := evaluations(run)) > 1}
-        if found:
+        if scored:
             figure = Figure(figsize=(9, 3.8), layout="constrained")
             axes, trust = figure.subplots(1, 2)
-            draw_nll(axes, trust, found)
+            draw_nll(axes, trust, scored)
             figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=2)
             save(figure, given.folder / "nll.svg")
+
+
+def _pace(text: str) -> tuple[str, float]:
+    name, _, seconds = text.rpartition("=")
+    try:
+        pace = float(seconds)
+    except ValueError:
+        pace = 0.0
+    if not name or not 0 < pace < math.inf:
+        raise argparse.ArgumentTypeError(f"Expected RUN=SECONDS with a positive number; got {text}")
+    return name, pace
 
 
 if __name__ == "__main__":

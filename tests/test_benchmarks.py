@@ -11,10 +11,12 @@ import sys
 from copy import deepcopy
 from dataclasses import asdict, replace
 from importlib.util import find_spec
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import torch
+from matplotlib.figure import Figure
 from test_allocator import pages_are_small
 
 pytest.importorskip("lightning_fabric")
@@ -29,6 +31,7 @@ from benchmarks.sizes import SIZES  # noqa: E402
 from benchmarks.worker import Worker  # noqa: E402
 from benchmarks.workloads import GROUPS, MODELS, PEERS, VERSION_GROUPS, Job, Workload, workloads  # noqa: E402
 from sylvester import evaluation  # noqa: E402
+from sylvester.app.runs import Run  # noqa: E402
 from sylvester.flows import Planar  # noqa: E402
 from sylvester.linalg import HouseholderProduct, polar  # noqa: E402
 from sylvester.objectives import elbo  # noqa: E402
@@ -410,4 +413,35 @@ def test_results_are_drawn_beside_the_runs(tmp_path: Path) -> None:
         file = tmp_path / run.name / f"evaluation-{samples}{annealed}-first200-seed0.json"
         file.write_text(json.dumps(figures))
     results.main([str(tmp_path)])
-    assert "VAE, 32 samples annealed by 100 transitions" in (tmp_path / "nll.svg").read_text()
+    assert "VAE, quick, 32 samples annealed by 100 transitions" in (tmp_path / "nll.svg").read_text()
+
+
+def test_the_scale_of_curves_is_that_of_the_trained_bound(tmp_path: Path) -> None:
+    """Also where not every epoch is validated."""
+    (source, *_) = (ROOT / "results" / "digits").glob("*-gaussian-seed0*")
+    run = Run(tmp_path, Run.open(source).config)
+    for epoch in range(1, 13):
+        bound = {"valid_neg_elbo": 1000.0 / epoch} if epoch % 3 == 0 else {}
+        run.append_metrics({"epoch": epoch, "beta": min(1.0, epoch / 6), "seconds": 60.0, **bound})
+    axes = Figure().add_subplot()
+    results.draw_training(axes, [run], {})
+    low, high = axes.get_ylim()
+    validated = [1000 / 3, 1000 / 6, 1000 / 9, 1000 / 12]
+    seen = [(a + b) / 2 for a, b in pairwise(validated)]  # five epochs hold two validations
+    assert (low, high) == pytest.approx((seen[2] - 0.04 * (seen[0] - seen[2]), seen[0] + 0.04 * (seen[0] - seen[2])))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["nowhere"], "which is no folder"),
+        (["results/digits", "--epoch", "a=b"], "Expected RUN=SECONDS with a positive number; got a=b"),
+        (["results/digits", "--epoch", "nobody=3"], "Expected --epoch of a run in"),
+        (["results/digits/digits-planar-seed0-4e70bfd2b2"], "Expected a validated run of gaussian or"),
+    ],
+)
+def test_results_that_cannot_be_drawn_are_said_to_be(arguments, sentence, capsys, monkeypatch) -> None:
+    monkeypatch.chdir(ROOT)
+    with pytest.raises(SystemExit):
+        results.main(arguments)
+    assert sentence in " ".join(capsys.readouterr().err.split())

@@ -47,6 +47,10 @@ _SCORES = {"neg_elbo": "elbo", "nll": "log_px"}  # what each is the negative of,
 _TRACES = ("config.toml", "result.json", "metrics.jsonl", "model.safetensors", "checkpoint.pt")
 
 
+def plural(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
 @dataclass(frozen=True)
 class Entry:
     """A run folder and how far it got. Of a damaged one, ``problem`` is a sentence, and nothing else is believed."""
@@ -85,8 +89,7 @@ class Entry:
         machine = self.result and self.result["timing"].get("machine")
         if not machine:
             return None
-        threads = "1 thread" if machine["threads"] == 1 else f"{machine['threads']} threads"
-        device = machine["accelerator"] or f"{machine['cores']} cores, {threads}"
+        device = machine["accelerator"] or f"{plural(machine['cores'], 'core')}, {plural(machine['threads'], 'thread')}"
         return f"{machine['cpu']}, {device}, {machine['platform']}"
 
     def figures(self) -> Mapping[str, Any]:

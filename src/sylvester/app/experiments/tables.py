@@ -15,7 +15,7 @@ from typing import Any
 
 from sylvester.app.config import kind_of
 from sylvester.app.experiments import paper
-from sylvester.app.experiments.comparison import METRICS, Comparison, Difference, Entry, Group, Summary
+from sylvester.app.experiments.comparison import METRICS, Comparison, Difference, Entry, Group, Summary, plural
 from sylvester.app.experiments.paper import Published, Row
 
 __all__ = ["FORMATS", "Table", "beside_published", "comparison_csv", "comparison_json", "comparison_table", "render"]
@@ -96,7 +96,7 @@ def _cost(group: Group) -> tuple[float, float]:
 def _machines(found: Comparison) -> Iterator[str]:
     machines = Counter(entry.machine for group in found.groups for entry in group.finished if entry.machine)
     for machine, count in machines.items():
-        yield f"Trained on {machine}: {count} run{'s' if count > 1 else ''}."
+        yield f"Trained on {machine}: {plural(count, 'run')}."
 
 
 def _any_untested(found: Comparison) -> bool:

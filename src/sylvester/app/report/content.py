@@ -11,7 +11,7 @@ from typing import Any
 
 from sylvester.app import models
 from sylvester.app.config import FLOW_SIZES, PRESETS, SETTINGS, Config
-from sylvester.app.experiments.comparison import Comparison, Difference, Entry, Group, Summary
+from sylvester.app.experiments.comparison import Comparison, Difference, Entry, Group, Summary, plural
 from sylvester.app.experiments.paper import DATASETS, FFJORD, MODELS, TABLE1, TABLE2, TABLE3, Published, Row
 from sylvester.app.report.drawings import Line, against_steps, training_curves
 from sylvester.app.report.page import (
@@ -56,7 +56,7 @@ def html_of(comparison: Comparison, *, progress: Callable[[int, int], object] = 
     ]
     title = f"Variational posteriors on {_listing(names)}" if names else "Variational posteriors"
     counts = f"{len(finished)} finished {'run' if len(finished) == 1 else 'runs'}"
-    return html(title, f"{counts}, {_plural(len(groups), 'setting')}.", sections)
+    return html(title, f"{counts}, {plural(len(groups), 'setting')}.", sections)
 
 
 def _what(comparison: Comparison) -> list[Block]:
@@ -516,8 +516,8 @@ def _time(comparison: Comparison, finished: Sequence[Entry]) -> list[Block]:
         Column("images per second"),
         Column("peak memory"),
     ]
-    facts = {f"machine, {_plural(count, 'run')}": machine for machine, count in machines.items()}
-    facts |= {f"versions, {_plural(count, 'run')}": text for text, count in versions.items()}
+    facts = {f"machine, {plural(count, 'run')}": machine for machine, count in machines.items()}
+    facts |= {f"versions, {plural(count, 'run')}": text for text, count in versions.items()}
     return [Table("Mean over the runs of each setting", columns, rows), Facts(facts)]
 
 
@@ -606,10 +606,6 @@ def _duration(seconds: float) -> str:
 def _range(values: Sequence[int]) -> str:
     low, high = min(values), max(values)
     return str(low) if low == high else f"{low} to {high}"
-
-
-def _plural(count: int, noun: str) -> str:
-    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def _listing(names: Sequence[str]) -> str:
