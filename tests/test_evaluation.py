@@ -149,6 +149,18 @@ def joined(parts: list[Estimate]) -> Estimate:
     return Estimate(**columns, samples=parts[0].samples)
 
 
+@pytest.mark.parametrize("anneal", [0, 2])
+@pytest.mark.parametrize("chunk", [7, None])
+def test_fewer_samples_are_the_first_of_more(anneal: int, chunk: int | None) -> None:
+    vae = model(wide("triangular-sylvester"))
+    x = vae.sample(3)
+    whole = log_likelihood(vae, x, 60, fewer=(40, 1), chunk=chunk, anneal=anneal)
+    assert_same(whole, log_likelihood(vae, x, 60, chunk=chunk, anneal=anneal), 0.0)
+    for part, samples in zip(whole.fewer, (40, 1), strict=True):
+        assert (part.samples, part.fewer) == (samples, ())
+        assert_same(part, log_likelihood(vae, x, samples, anneal=anneal))
+
+
 @pytest.mark.parametrize("size", [1, 2, 3, 6])
 def test_parts_evaluated_apart_are_the_whole(size: int) -> None:
     vae = model(wide("triangular-sylvester"))
@@ -229,6 +241,8 @@ def test_a_compiled_vae_is_a_vae() -> None:
         ({"x": torch.zeros(2, 3, dtype=torch.uint8)}, "floating-point .*; got .* torch.uint8"),
         ({"x": torch.zeros(0, 3)}, r"at least one image.*; got x of shape \(0, 3\)"),
         ({"samples": 0}, "one sample .*samples=0"),
+        ({"fewer": (10, 40)}, "fewer of the 40 samples, but at least one; got 10, 40"),
+        ({"fewer": (0,)}, "fewer of the 40 samples, but at least one; got 0"),
         ({"chunk": 0}, "a chunk of at least one.*chunk=0"),
         ({"seed": 0.5}, "a key of integers and strings; got 0.5"),
     ],

@@ -10,9 +10,9 @@ Where q fits too badly for that, samples are brought nearer to the posterior by 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -53,6 +53,7 @@ class Estimate:
     khat: Tensor  # Pareto k̂; nan where undefined
     elbo: Tensor  # from the same samples, before they were annealed
     samples: int
+    fewer: tuple[Estimate, ...] = ()  # from the first of the same samples, where that was asked for
 
     def summary(self) -> dict[str, Any]:
         """Means over the images, their errors, and ``warning``: a sentence where they are not to be trusted.
@@ -101,6 +102,7 @@ def log_likelihood(
     samples: int = 5000,
     *,
     features: int | None = None,
+    fewer: Sequence[int] = (),
     anneal: int = 0,
     seed: int = 0,
     chunk: int | None = None,
@@ -115,6 +117,8 @@ def log_likelihood(
             log p(x, z) − log q(z|x), (S, B), at the z that it makes of the noise.
         x: the data; a VAE's is brought to the model's device and precision, and a function's stays as it is.
         features: the size of the noise of one sample, for a function; a VAE has its flow's.
+        fewer: smaller numbers of samples. What the first so many come to is found on the way, and kept as ``fewer`` of
+            the estimate. Where log p(x) still grows from one to the next, the last is too low as well.
         anneal: transitions between q and the posterior, by annealed importance sampling. A sample then costs three
             gradients for each of them, and some tens of samples do. Where q fits badly, a hundred transitions find what
             no number of plain samples does. A function has to be differentiable in the noise.
@@ -140,6 +144,8 @@ def log_likelihood(
     [True, True]
     >>> estimate.summary()["warning"] is None
     True
+    >>> [part.samples for part in log_likelihood(log_weights, x, features=2, fewer=(10, 100)).fewer]
+    [10, 100]
     """
     vae = _as_vae(model)
     if vae is not None:
@@ -161,30 +167,34 @@ def log_likelihood(
             "Expected at least one image, one sample and a chunk of at least one; "
             f"got x of shape {tuple(x.shape)}, samples={samples}, chunk={chunk}"
         )
+    if not all(1 <= count < samples for count in fewer):
+        raise ValueError(f"Expected fewer of the {samples} samples, but at least one; got {', '.join(map(str, fewer))}")
     if anneal < 0:
         raise ValueError(f"Expected a number of transitions to anneal by, or 0 for none; got {anneal}")
     if chunk is None:
         chunk = latents_at_once(x)
     images = max(1, chunk // samples)  # so many share a batch
-    rows: list[Tensor] = []
+    counts = (*fewer, samples)
+    rows: list[list[Tensor]] = [[] for _ in counts]
     with evaluating(model), torch.no_grad():
         for start in range(0, len(x), images):
             group = x[start : start + images]
             indices = range(first + start, first + start + len(group))
             weigh = partial(model, group) if vae is None else _bound(vae, group.to(vae.origin), check=start == 0)
-            parts = _log_weights(
+            chunks = _log_weights(
                 weigh,
                 _Randomness(seed, indices, features, like=group if vae is None else vae.origin),
                 [min(chunk // images, samples - done) for done in range(0, samples, chunk // images)],
                 anneal,
             )
-            drawn, annealed = (torch.cat(each) for each in zip(*parts, strict=True))  # (S, B)
-            found = [column(annealed) for column in _COLUMNS.values()]
-            rows.append(torch.stack([*found, drawn.mean(0)], 1))
+            drawn, annealed = (torch.cat(each) for each in zip(*chunks, strict=True))  # (S, B)
+            for count, found in zip(counts, rows, strict=True):
+                columns = [column(annealed[:count]) for column in _COLUMNS.values()]
+                found.append(torch.stack([*columns, drawn[:count].mean(0)], 1))
             if progress is not None:
                 progress(start + len(group), len(x))
-    *columns, elbo = torch.cat(rows).unbind(1)
-    return Estimate(**dict(zip(_COLUMNS, columns, strict=True)), elbo=elbo, samples=samples)
+    *parts, whole = (_estimate(torch.cat(found), count) for found, count in zip(rows, counts, strict=True))
+    return replace(whole, fewer=tuple(parts))
 
 
 # What is kept of the log weights (S, B) of a group of images: one number per image for each name.
@@ -194,6 +204,11 @@ _COLUMNS: dict[str, Callable[[Tensor], Tensor]] = {
     "ess": effective_sample_size,
     "khat": pareto_khat,
 }
+
+
+def _estimate(rows: Tensor, samples: int) -> Estimate:
+    *columns, elbo = rows.unbind(1)
+    return Estimate(**dict(zip(_COLUMNS, columns, strict=True)), elbo=elbo, samples=samples)
 
 
 def _as_vae(model: Any) -> VAE | None:

@@ -250,6 +250,27 @@ def test_an_interrupted_evaluation_continues(finished: Path) -> None:
     assert not list(finished.glob("*.partial"))
 
 
+def test_an_evaluation_with_several_numbers_of_samples(finished: Path) -> None:
+    words = ("evaluate", finished, "--images", "5", "--quiet", "--json", "--samples")
+    alone = json.loads(sylvester(*words, "12").stdout)
+    together = json.loads(sylvester(*words, "40,12,7").stdout)
+    assert [one["nll_samples"] for one in together] == [7, 12, 40]
+    assert together[1] == alone  # which was finished, and is not made again
+    assert json.loads(sylvester(*words, "40").stdout) == together[2]
+    seven = json.loads(sylvester(*words, "7", "--seed", "0").stdout)
+    assert seven == together[0]
+    assert sorted(file.name for file in finished.glob("evaluation-*-first5-*")) == sorted(
+        f"evaluation-{samples}-first5-seed0.{kind}" for samples in (7, 12, 40) for kind in ("json", "safetensors")
+    )
+    shown = sylvester(*words[:4], "--samples", "7,40").stdout
+    assert "7 samples per image." in shown
+    assert "40 samples per image." in shown
+    for wrong in ("7,,40", "7,0", "7,x", ","):
+        refused = sylvester(*words, wrong)
+        assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
+        assert "Expected --samples to be a whole number" in refused.stderr
+
+
 def test_an_annealed_evaluation_of_some_images(finished: Path) -> None:
     words = ("evaluate", finished, "--samples", "30", "--images", "5")
     plain, annealed = (

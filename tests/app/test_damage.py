@@ -178,11 +178,37 @@ def test_another_evaluation_is_made_again_as_advised(damage: str, stages: Path, 
     command = ["evaluate", str(path), "--samples", "20", "--images", "5", "--seed", "1"]
     advice = f"delete it, and {' '.join(['sylvester', *command])} makes it again"
     with pytest.raises(DamagedRun, match=f"Expected {file} as it was written; got .*: {advice}"):
-        cli.evaluate(path, samples=20, images=5, seed=1, quiet=True)
+        cli.evaluate(path, samples=(20,), images=5, seed=1, quiet=True)
     file.unlink()
     done = sylvester(*command, "--json", "--quiet")
     assert json.loads(done.stdout) == expected
     cli.resume(path, quiet=True, json=True)
+
+
+def test_several_evaluations_at_once_go_on_where_each_stopped(
+    stages: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(results, "PART", 40)  # two images between two lines
+    found = []
+    for name in ("whole", "stopped"):
+        shutil.copytree(stages / FINISHED, tmp_path / name)
+        run = Run.open(tmp_path / name)
+        images, how, counts = data.load(run.config.dataset), results.Evaluation(20, images=7), (5, 20)
+        if name == "stopped":
+            for partial in (2, 3):  # of either number of samples, the last line is lost in turn
+
+                def stop(done: int, total: int, at: int = 2 * partial) -> None:
+                    if done >= at:
+                        raise KeyboardInterrupt
+
+                with pytest.raises(KeyboardInterrupt):
+                    results.evaluate_each(run, images, how, counts, progress=stop)
+                files = sorted(run.path.glob(f"evaluation-{counts[partial % 2]}-first7-*.partial"))
+                content = files[0].read_bytes()
+                files[0].write_bytes(content[: content[:-1].rindex(b"\n") + 1])
+        found.append(results.evaluate_each(run, images, how, counts))
+        assert not list(run.path.glob("*.partial"))
+    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize("damage", ["deleted", "empty"])
@@ -203,7 +229,7 @@ def test_the_runs_own_evaluation_goes_with_its_result(
         cli.resume(path, quiet=True)
     if damage != "deleted":
         with pytest.raises(DamagedRun, match=f"{advice}$"):
-            cli.evaluate(path, samples=2000, quiet=True)
+            cli.evaluate(path, samples=(2000,), quiet=True)
 
 
 @pytest.mark.parametrize("content", [b"", b"latent = ", b"\xff", b"format = 1\n", b"a = " + b"9" * 5000])

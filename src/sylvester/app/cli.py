@@ -45,6 +45,7 @@ from sylvester.app.flags import (
     Values,
     Where,
     count,
+    counts,
     given,
     misread,
     path,
@@ -173,12 +174,26 @@ def resume(run: RunFolder, /, *, data_dir: DataDir = None, quiet: Quiet = False,
         display.show(f"{run} is finished: {display.achieved(result)}.")
 
 
-@app.command(**_command(_MODEL, "sylvester evaluate runs/digits-triangular-sylvester-1 --samples 5000"))
+@app.command(
+    **_command(
+        _MODEL,
+        "sylvester evaluate runs/digits-triangular-sylvester-1 --samples 5000",
+        "sylvester evaluate runs/digits-triangular-sylvester-1 --samples 100,1000,10000 --images 50",
+    )
+)
 def evaluate(
     run: RunFolder,
     /,
     *,
-    samples: Annotated[int, count(1, WHOLE, "Importance samples per image.")] = 5000,
+    samples: Annotated[
+        tuple[int, ...],
+        counts(
+            1,
+            WHOLE,
+            "Importance samples per image. Several numbers, separated by commas, take the time of the largest.",
+            show_default="5000",
+        ),
+    ] = (5000,),
     anneal: Annotated[
         int,
         count(
@@ -205,16 +220,17 @@ def evaluate(
 
     from sylvester.app import results
 
-    how = results.Evaluation(samples, seed, anneal, images)
-    with _interruptible(how.command(run)), display.counter("evaluating", quiet) as progress:
-        figures = results.evaluate(opened, data, how, progress=progress, notify=display.say)
+    how = results.Evaluation(max(samples), seed, anneal, images)
+    with _interruptible(how.command(run, samples)), display.counter("evaluating", quiet) as progress:
+        found = results.evaluate_each(opened, data, how, samples, progress=progress, notify=display.say)
     if json:
-        display.show_json(figures)
-    else:
-        annealed = f", each annealed by {anneal:,} transitions" if anneal else ""
-        display.show(f"{display.scores(figures)}, {samples:,} samples per image{annealed}.")
-        if figures["warning"]:
-            display.show(figures["warning"])
+        display.show_json(found[0] if len(found) == 1 else found)
+        return
+    annealed = f", each annealed by {anneal:,} transitions" if anneal else ""
+    for figures in found:
+        display.show(f"{display.scores(figures)}, {figures['nll_samples']:,} samples per image{annealed}.")
+    if found[-1]["warning"]:
+        display.show(found[-1]["warning"])
 
 
 @app.command(**_command(_MODEL, "sylvester sample runs/digits-triangular-sylvester-1 -n 64 --out digits.png"))

@@ -6,7 +6,7 @@ The flags of a run are the fields of `config.Config`, and so are those of a swee
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, make_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -147,20 +147,14 @@ else:
     )
 
 
-def _whole(low: int, high: int) -> Callable[[object, Sequence[Token]], int]:
-    def convert(_: object, tokens: Sequence[Token]) -> int:
-        word = tokens[0].value
-        try:
-            value = whole(word)
-        except ValueError:
-            value = low - 1
-        if not low <= value <= high:
-            raise ConfigError(
-                f"Expected {tokens[0].keyword} to be a whole number from {low:,} to {high:,}; got {word!r}"
-            )
-        return value
-
-    return convert
+def _in_range(word: str, keyword: str | None, low: int, high: int) -> int:
+    try:
+        value = whole(word)
+    except ValueError:
+        value = low - 1
+    if not low <= value <= high:
+        raise ConfigError(f"Expected {keyword} to be a whole number from {low:,} to {high:,}; got {word!r}")
+    return value
 
 
 def _fraction(_: object, tokens: Sequence[Token]) -> float:
@@ -181,7 +175,21 @@ def path(_: object, tokens: Sequence[Token]) -> Path:
 
 
 def count(low: int, high: int, help: str, **shown: Any) -> Parameter:
-    return Parameter(converter=_whole(low, high), metavar="N", help=help, **shown)
+    def convert(_: object, tokens: Sequence[Token]) -> int:
+        return _in_range(tokens[0].value, tokens[0].keyword, low, high)
+
+    return Parameter(converter=convert, metavar="N", help=help, **shown)
+
+
+def counts(low: int, high: int, help: str, **shown: Any) -> Parameter:
+    """Numbers separated by commas, in their order, each once."""
+
+    def convert(_: object, tokens: Sequence[Token]) -> tuple[int, ...]:
+        words = tokens[0].value.split(",")
+        return tuple(sorted({_in_range(word, tokens[0].keyword, low, high) for word in words}))
+
+    how: Any = {"metavar": "N,…", "n_tokens": 1, "allow_repeating": False, "negative": ""}
+    return Parameter(converter=convert, help=help, **how, **shown)
 
 
 def place(help: str, metavar: str = "FOLDER", group: str = "Output", **shown: Any) -> Parameter:

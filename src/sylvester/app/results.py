@@ -8,7 +8,8 @@ import platform
 import resource
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -73,11 +74,16 @@ class Evaluation:
         """What the figures of an image depend on. A plain evaluation's is what it was before there were others."""
         return (self.samples, self.seed, *((self.anneal,) if self.anneal else ()))
 
-    def command(self, run: Path) -> str:
-        """What makes it, or goes on with it."""
+    def file(self, run: Run) -> Path:
+        """What it found for each image."""
+        return run.path / f"{self.name}.safetensors"
+
+    def command(self, run: Path, counts: Sequence[int] = ()) -> str:
+        """What makes it, or goes on with it; or with those that have other numbers of samples."""
+        samples = ",".join(map(str, counts or (self.samples,)))
         annealed = f" --anneal {self.anneal}" if self.anneal else ""
         first = f" --images {self.images}" if self.images else ""
-        return f"sylvester evaluate {run} --samples {self.samples}{annealed}{first} --seed {self.seed}"
+        return f"sylvester evaluate {run} --samples {samples}{annealed}{first} --seed {self.seed}"
 
     @property
     def images_at_once(self) -> int:
@@ -98,13 +104,37 @@ def evaluate(
     The figures, in nats and for categorical images in bits per dimension too, stay in the run's folder, and beside
     them those of each image. ``notify`` is told of damage that was made good.
     """
+    (figures,) = evaluate_each(run, data, how, (how.samples,), progress=progress, notify=notify)
+    return figures
+
+
+def evaluate_each(
+    run: Run,
+    data: Dataset,
+    how: Evaluation,
+    counts: Sequence[int],
+    *,
+    progress: Counter = ignore,
+    notify: Callable[[str], object] = ignore,
+) -> list[dict[str, Any]]:
+    """The same with each of several numbers of samples in the place of ``how``'s, in the time of the largest."""
     run.require_data(data)
     if how.images is not None and how.images >= len(data.test):
         how = replace(how, images=None)
-    name, model = how.name, run.about_model()["checksum"]
-    with run.locked(name):
-        estimate, checksum = _estimate(run, data, how, model, progress, notify)
-    summary = estimate.summary()
+    model = run.about_model()["checksum"]
+    every = [replace(how, samples=count) for count in counts]
+    with ExitStack() as locks:
+        for one in every:
+            locks.enter_context(run.locked(one.name))
+        _score(run, data, every, model, progress, notify)
+        return [_summarize(run, data, one, model) for one in every]
+
+
+def _summarize(run: Run, data: Dataset, how: Evaluation, model: str) -> dict[str, Any]:
+    """Write the figures of an evaluation whose images are scored."""
+    name = how.name
+    about, content = _read(run, how)
+    summary = Estimate(**load_tensors(content), samples=how.samples).summary()
     if summary["log_px"] is None or summary["elbo"] is None:
         raise RunFailure(f"The model in {run.path} gives some test images no finite likelihood")
     scored = {
@@ -122,7 +152,7 @@ def evaluate(
         "ess": summary["ess"],
         "khat_share": summary["khat_share"],  # of the images, how many have a Pareto k̂ too large to trust
         "warning": summary["warning"],
-        "evaluation": {"file": f"{name}.safetensors", "checksum": checksum, "model": model},
+        "evaluation": {"file": f"{name}.safetensors", "checksum": about["checksum"], "model": model},
     }
     write_json(run.path / f"{name}.json", sealed(result))
     for finished in run.path.glob(f"{name}-*.partial"):
@@ -130,51 +160,65 @@ def evaluate(
     return result
 
 
-def _estimate(
+def _score(
     run: Run,
     data: Dataset,
-    how: Evaluation,
+    every: Sequence[Evaluation],
     model: str,
     progress: Counter,
     notify: Callable[[str], object],
-) -> tuple[Estimate, str]:
-    """What the evaluation found for each image, from its file, which is made if need be; and that file's checksum.
+) -> None:
+    """Write what each evaluation finds for each image, unless it has been written.
 
-    ``model`` is the checksum of the run's best model.
+    They differ in the number of samples alone. ``model`` is the checksum of the run's best model.
     """
-    name, test = how.name, data.test[: how.images]
     # The model's checksum stands for the recipe, so that one of new settings leaves older evaluations as they are.
     settings = run.config.model_dump(mode="json", exclude={"data_dir", *RECIPE})
-    key = fingerprint(settings, model, data.sha256, *how.key)
-    file = run.path / f"{name}.safetensors"
-    if not file.is_file() or _read(run, how, file)[0]["key"] != key:  # training may since have found a better model
-        partial = Partial(run.path / f"{name}-{key}.partial", key)
+    keys = {how: fingerprint(settings, model, data.sha256, *how.key) for how in every}
+    # Training may since have found a better model.
+    keys = {how: key for how, key in keys.items() if not how.file(run).is_file() or _read(run, how)[0]["key"] != key}
+    if not keys:
+        return
+    *fewer, most = sorted(keys, key=lambda how: how.samples)
+    partials = {how: Partial(run.path / f"{how.name}-{key}.partial", key) for how, key in keys.items()}
+    for partial in partials.values():
         if partial.damaged:
             notify(f"{partial.path} was damaged; from image {len(partial.rows) + 1} on it is made again.")
-        vae = run.model(Fabric(devices=1).device)
-        if run.about_model()["checksum"] != model:
-            raise RunError(
-                f"Expected a model that stays the same; got {run.path}, whose training found a better one: try again"
-            )
-        size = how.images_at_once  # parts begin at its multiples wherever a kill came: the figures stay the same
-        while (first := len(partial.rows)) < len(test):
-            part = test[first : first + size]
-            estimate = log_likelihood(vae, part, how.samples, anneal=how.anneal, seed=how.seed, first=first)
-            partial.append(torch.stack([getattr(estimate, score) for score in SCORES], 1).tolist())
-            progress(len(partial.rows), len(test))
-        columns = torch.tensor(partial.rows, dtype=torch.float64).unbind(1)
+    vae = run.model(Fabric(devices=1).device)
+    if run.about_model()["checksum"] != model:
+        raise RunError(
+            f"Expected a model that stays the same; got {run.path}, whose training found a better one: try again"
+        )
+    test = data.test[: most.images]
+    size = most.images_at_once  # parts begin at its multiples wherever a kill came: the figures stay the same
+    while (first := min(len(partial.rows) for partial in partials.values())) < len(test):
+        part = test[first : first + size]
+        estimate = log_likelihood(
+            vae,
+            part,
+            most.samples,
+            fewer=[how.samples for how in fewer],
+            anneal=most.anneal,
+            seed=most.seed,
+            first=first,
+        )
+        for how, found in zip((*fewer, most), (*estimate.fewer, estimate), strict=True):
+            rows = torch.stack([getattr(found, score) for score in SCORES], 1).tolist()
+            if lacking := rows[len(partials[how].rows) - first :]:
+                partials[how].append(lacking)
+        progress(first + len(part), len(test))
+    for how, key in keys.items():
+        columns = torch.tensor(partials[how].rows, dtype=torch.float64).unbind(1)
         scores = dict(zip(SCORES, columns, strict=True))
-        with replacing(file) as target:
+        with replacing(how.file(run)) as target:
             target.write(sealed_tensors(scores, {"key": key, "samples": how.samples, "seed": how.seed}))
-    about, content = _read(run, how, file)
-    return Estimate(**load_tensors(content), samples=how.samples), about["checksum"]
 
 
-def _read(run: Run, how: Evaluation, file: Path) -> tuple[dict[str, Any], bytes]:
+def _read(run: Run, how: Evaluation) -> tuple[dict[str, Any], bytes]:
     own = run.config.test == "end" and how == Evaluation(run.config.nll_samples, run.config.seed)
     # The run's own evaluation is made, and made again, with its result.
-    with run.naming(file, None if own else f"delete it, and {how.command(run.path)} makes it again"):
-        content = file.read_bytes()
+    with run.naming(how.file(run), None if own else f"delete it, and {how.command(run.path)} makes it again"):
+        content = how.file(run).read_bytes()
         return about_tensors(content), content
 
 
