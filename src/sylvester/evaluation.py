@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -193,8 +193,8 @@ def log_likelihood(
                 found.append(torch.stack([*columns, drawn[:count].mean(0)], 1))
             if progress is not None:
                 progress(start + len(group), len(x))
-    *parts, whole = (_estimate(torch.cat(found), count) for found, count in zip(rows, counts, strict=True))
-    return replace(whole, fewer=tuple(parts))
+    *parts, whole = (torch.cat(found) for found in rows)
+    return _estimate(whole, samples, tuple(map(_estimate, parts, fewer)))
 
 
 # What is kept of the log weights (S, B) of a group of images: one number per image for each name.
@@ -206,9 +206,9 @@ _COLUMNS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-def _estimate(rows: Tensor, samples: int) -> Estimate:
+def _estimate(rows: Tensor, samples: int, fewer: tuple[Estimate, ...] = ()) -> Estimate:
     *columns, elbo = rows.unbind(1)
-    return Estimate(**dict(zip(_COLUMNS, columns, strict=True)), elbo=elbo, samples=samples)
+    return Estimate(**dict(zip(_COLUMNS, columns, strict=True)), elbo=elbo, samples=samples, fewer=fewer)
 
 
 def _as_vae(model: Any) -> VAE | None:

@@ -134,7 +134,7 @@ def _summarize(run: Run, data: Dataset, how: Evaluation, model: str) -> dict[str
     """Write the figures of an evaluation whose images are scored."""
     name = how.name
     about, content = _read(run, how)
-    summary = Estimate(**load_tensors(content), samples=how.samples).summary()
+    summary = Estimate(**load_tensors(content), samples=how.samples, fewer=()).summary()
     if summary["log_px"] is None or summary["elbo"] is None:
         raise RunFailure(f"The model in {run.path} gives some test images no finite likelihood")
     scored = {
