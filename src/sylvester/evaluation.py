@@ -118,7 +118,7 @@ def log_likelihood(
         x: the data; a VAE's is brought to the model's device and precision, and a function's stays as it is.
         features: the size of the noise of one sample, for a function; a VAE has its flow's.
         fewer: smaller numbers of samples. What the first so many come to is found on the way, and kept as ``fewer`` of
-            the estimate. Where log p(x) still grows from one to the next, the last is too low as well.
+            the estimate. Where log p(x) still grows from one to the next, the last is probably too low as well.
         anneal: transitions between q and the posterior, by annealed importance sampling. A sample then costs three
             gradients for each of them, and some tens of samples do. Where q fits badly, a hundred transitions find what
             no number of plain samples does. A function has to be differentiable in the noise.
