@@ -105,6 +105,7 @@ def test_every_flow_has_what_it_needs_and_survives_its_file(flow: str, preset: s
         ({"optimizer": "adam-w"}, ["optimizer", "did you mean 'adamw'"]),
         ({"schedule": "cos"}, ["schedule", "did you mean 'cosine'"]),
         ({"weight_decay": 0.1}, ["weight_decay", "adamw", "got 0.1 with adamax"]),
+        ({"flow_rate": 0.0}, ["flow_rate", "between 0 and", "got 0.0"]),
         ({"refine_rate": 1e-4}, ["refine_rate", "refine_epochs", "got 0.0001"]),
         ({"averages": []}, ["averages", "at least one", "got ()"]),
         ({"averages": [0.9, 0.9]}, ["averages", "different", "got (0.9, 0.9)"]),

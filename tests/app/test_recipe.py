@@ -30,6 +30,7 @@ ALL: dict[str, Any] = {
     "optimizer": "adamw",
     "beta2": 0.99,
     "weight_decay": 0.05,
+    "flow_rate": 0.1,
     "schedule": "cosine",
     "warmup_steps": 4,
     "clip": 5.0,
@@ -125,6 +126,24 @@ def test_weights_of_the_inference_network_alone_decay(with_settings: Callable[..
     assert {name.partition(".")[0] for name in decayed} == {"encoder", "flow"}
     for name in decayed:
         torch.testing.assert_close(vae.get_parameter(name), before[name] * (1 - 0.1 * 0.5))
+
+
+@pytest.mark.parametrize("name", ["adamax", "adam", "adamw"])
+@pytest.mark.parametrize("refining", [False, True])
+def test_the_flows_steps_have_a_learning_rate_of_their_own(
+    name: str, refining: bool, with_settings: Callable[..., Config]
+) -> None:
+    """The first step of all three optimizers is the learning rate, against the gradient's sign."""
+    vae = build(with_settings())
+    before = {key: value.detach().clone() for key, value in vae.named_parameters()}
+    for parameter in vae.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer = make_optimizer(vae, with_settings(optimizer=name, flow_rate=0.1), refining=refining)
+    set_learning_rate(optimizer, 0.02)
+    optimizer.step()
+    for key, value in vae.named_parameters():
+        step = 0.0 if refining and key.startswith("decoder") else 0.002 if key.startswith("flow.steps") else 0.02
+        torch.testing.assert_close(before[key] - value, torch.full_like(value, step), rtol=1e-3, atol=1e-6)
 
 
 def test_long_gradients_are_shortened(with_settings: Callable[..., Config], halves: data.Dataset) -> None:
@@ -282,6 +301,7 @@ def test_own_images_are_a_function_of_weights_and_key(tiny: Config) -> None:
     [
         {"optimizer": "adam", "beta2": 0.99, "schedule": "cosine", "warmup_steps": 4, "clip": 5.0},
         {"optimizer": "adamw", "weight_decay": 0.05},
+        {"flow_rate": 0.1},
         {"warmup_by": "step", "beta_start": 0.1},
         {"validate_every": 2, "smooth": 2},
         {"averages": (0.5, 0.9)},

@@ -344,6 +344,17 @@ class Config(BaseModel):
             recipe=True,
         ),
     ] = None
+    flow_rate: Annotated[
+        float,
+        Setting(
+            "Learning rate of the flow's steps, as a share of everything else's",
+            0,
+            1e6,
+            group="Optimization",
+            between=True,
+            recipe=True,
+        ),
+    ] = 1.0
     warmup_steps: Annotated[
         int,
         Setting("Steps over which the learning rate grows from zero", 0, WHOLE, group="Optimization", recipe=True),
