@@ -79,7 +79,7 @@ def test_every_flag_of_every_command_is_offered(scripts: Path) -> None:
     [
         ("sylvester ev\trun\tdigits-t\t", "evaluate runs/digits-triangular-sylvester-1"),
         ("sylvester train --dataset om\t--out run\t", "train --dataset omniglot --out runs"),
-        ("sylvester train --dataset my\t--flo\tmean\t", "train --dataset my images.npz --flow mean-only-iaf"),
+        ("sylvester train --dataset my\t--pres\tde\t", "train --dataset my images.npz --preset demo"),
     ],
 )
 @pytest.mark.parametrize("shell", SHELLS)

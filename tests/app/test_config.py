@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
@@ -54,6 +55,22 @@ def test_the_paper_preset_is_the_papers_run() -> None:
     assert resolve({"preset": "paper", "dataset": "caltech101"}).nll_samples == 2000
     assert resolve({"preset": "paper", "dataset": "freyfaces"}).variance_bounds == (0.01, 7.0)
     assert resolve({"preset": "quick", "dataset": "freyfaces"}).variance_bounds is None
+
+
+def test_the_fast_preset_has_the_papers_networks_and_as_many_steps_on_all_its_datasets() -> None:
+    for flow in FLOWS:
+        sizes = ["latent", "init", *(name for name, flows in FLOW_SETTINGS.items() if flow in flows)]
+        fast, paper = (resolve({"preset": preset, "flow": flow}) for preset in ("fast", "paper"))
+        assert [getattr(fast, name) for name in sizes] == [getattr(paper, name) for name in sizes]
+    images = {"freyfaces": 1565, "omniglot": 23_000, "mnist": 50_000}
+    tuned = resolve({"preset": "fast", "dataset": "caltech101"})
+    for dataset, count in images.items():
+        scaled = resolve({"preset": "fast", "dataset": dataset})
+        for name in ("epochs", "warmup"):
+            steps = [getattr(scaled, name) * math.ceil(count / 50), getattr(tuned, name) * 82]
+            assert steps[0] == pytest.approx(steps[1], rel=0.2), (dataset, name)
+        assert scaled.patience >= 2 * scaled.validate_every
+    assert resolve({"preset": "fast", "dataset": "freyfaces"}).variance_bounds == (0.01, 7.0)
 
 
 @pytest.mark.parametrize("flow", FLOWS)
@@ -266,6 +283,6 @@ def test_the_defaults_that_help_shows_are_those_that_count(name: str) -> None:
         value = setting.unset if value is None else value
         text = shown.get(preset, usual)
         if value is None or value is False:
-            assert text == ""
+            assert text == ("none" if shown else "")
         else:
-            assert (from_text(name, text) if isinstance(value, int | float) else text) == value
+            assert (from_text(name, text) if isinstance(value, int | float | tuple) else text) == value
