@@ -147,7 +147,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "averages": (0.998, 0.999),
         "batch_size": 50,
         "learning_rate": 1.5e-3,
-        "flow_rate": 0.1,
+        "flow_rate": 0.2,
         "warmup_steps": 300,
         "architecture": "released",
         "nll_samples": 500,
