@@ -144,7 +144,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "warmup_by": "step",
         "beta_start": 0.3,
         "validate_every": 5,
-        "averages": (0.998, 0.999),
+        "averages": (0.998, 0.999, 0.9995),
         "batch_size": 50,
         "learning_rate": 1.5e-3,
         "flow_rate": 0.2,

@@ -170,7 +170,7 @@ def test_a_part_of_an_experiment_can_be_chosen() -> None:
         ({"name": "table1", "only": "flow"}, "Expected --only to be SETTING=VALUE"),
         ({"name": "table1", "only": "flow=maf"}, "which leaves nothing"),
         ({"name": "table1", "seeds": "0,x"}, "Expected --seeds to be whole numbers separated by commas; got '0,x'"),
-        ({"name": "table1", "preset": "slow"}, "Expected preset to be one of quick, demo, paper; got 'slow'"),
+        ({"name": "table1", "preset": "slow"}, "Expected preset to be one of quick, demo, paper, fast; got 'slow'"),
     ],
 )
 def test_bad_choices_are_sentences(options: dict[str, str], sentence: str) -> None:
