@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from sylvester.app.config import resolve
 from sylvester.app.experiments.comparison import compare, find
 from sylvester.app.runs import Run, RunError
 from tests.app.experiments.conftest import tiny
@@ -107,6 +108,20 @@ def test_what_varies_is_named(study: Path, archive: Path) -> None:
     Run.create(study / "wider", tiny(archive, flow="planar", latent=3))
     assert compare([study]).varying() == ("transforms", "latent")
     assert len(compare([study]).groups) == 4
+
+
+def test_a_preset_stands_for_what_it_chose(tmp_path: Path) -> None:
+    for preset in ("paper", "fast"):
+        for transforms in (16, 4):
+            given = {"dataset": "caltech101", "preset": preset, "architecture": "released", "nll_samples": 500}
+            Run.create(tmp_path / f"{preset}-{transforms}", resolve({**given, "transforms": transforms}))
+    found = compare(tmp_path)
+    assert len(found.groups) == 4
+    assert found.varying() == ("preset", "transforms")
+    assert compare([tmp_path / "paper-16", tmp_path / "fast-16"]).varying() == ("preset",)
+    # What one of them changed is said, and what it left to the preset is not.
+    Run.create(tmp_path / "slower", resolve({**given, "transforms": 16, "learning_rate": 1e-3}))
+    assert compare([tmp_path / "paper-16", tmp_path / "slower"]).varying() == ("preset", "learning_rate")
 
 
 def test_bad_input_is_a_sentence(study: Path, tmp_path: Path) -> None:

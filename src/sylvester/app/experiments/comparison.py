@@ -17,7 +17,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from sylvester.app.config import FLOW_SETTINGS, FLOW_SIZES, SETTINGS, Config
+from sylvester.app.config import FLOW_SETTINGS, FLOW_SIZES, SETTINGS, Config, resolve
 from sylvester.app.experiments.identity import identity, settings_of
 from sylvester.app.runs import DamagedRun, Run, RunError
 from sylvester.names import FLOWS
@@ -188,7 +188,8 @@ class Comparison:
     def varying(self) -> tuple[str, ...]:
         """The settings beside dataset and flow in which groups differ, in the schema's order.
 
-        A setting that a flow does not take makes no difference to the flows that do.
+        A setting that a flow does not take makes no difference to the flows that do. Of settings that every group has
+        from its preset, the preset is named in their place.
         """
         values: dict[str, set[str]] = {name: set() for name in SETTINGS}
         for found in self.groups:
@@ -197,7 +198,16 @@ class Comparison:
                 if value is not None or name not in FLOW_SETTINGS:
                     values[name].add(str(value))
         apart = {"dataset", "flow", "seed", "preset", "data_dir", "devices"}
-        return tuple(name for name in SETTINGS if name not in apart and len(values[name]) > 1)
+        differing = [name for name in SETTINGS if name not in apart and len(values[name]) > 1]
+        if len(values["preset"]) == 1:
+            return tuple(differing)
+        of_presets = [
+            resolve({name: getattr(found.config, name) for name in ("preset", "dataset", "flow")})
+            for found in self.groups
+        ]
+        pairs = list(zip([found.config for found in self.groups], of_presets, strict=True))
+        chosen = [name for name in differing if any(getattr(run, name) != getattr(its, name) for run, its in pairs)]
+        return (*(("preset",) if len(chosen) < len(differing) else ()), *chosen)
 
 
 def find(paths: Paths) -> list[Path]:
