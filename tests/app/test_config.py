@@ -133,6 +133,8 @@ def test_every_flow_has_what_it_needs_and_survives_its_file(flow: str, preset: s
         ({"beta_start": -0.1}, ["beta_start", "from 0 to 1", "got -0.1"]),
         ({"dropout": 1.0}, ["dropout", "got 1.0"]),
         ({"flip": 0.6}, ["flip", "from 0 to 0.5", "got 0.6"]),
+        ({"shift": 1.5}, ["shift", "from 0 to 1", "got 1.5"]),
+        ({"mirror": -0.1}, ["mirror", "from 0 to 1", "got -0.1"]),
         ({"validate_every": 0}, ["validate_every", "got 0"]),
     ],
 )

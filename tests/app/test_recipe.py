@@ -41,6 +41,8 @@ ALL: dict[str, Any] = {
     "averages": (0.5, 0.9),
     "dropout": 0.1,
     "flip": 0.05,
+    "shift": 0.5,
+    "mirror": 0.25,
     "refine_epochs": 3,
     "refine_rate": 1e-3,
 }
@@ -241,6 +243,37 @@ def test_the_encoder_alone_sees_flipped_pixels_and_loses_outputs() -> None:
     assert (shard.context_mask == 0).float().mean().item() == pytest.approx(0.25, abs=4 * math.sqrt(0.1875 / count))
 
 
+def test_a_share_of_the_images_is_moved_by_one_pixel_evenly_in_eight_directions() -> None:
+    x = torch.zeros(4000, 2, 5, 6)
+    x[:, 0, 2, 3], x[:, 1, 2, 1] = 1.0, 0.5
+    moved = draw(x, (0, "train", 1, 1), 2, binarize=False, shift=0.4).x
+    places = [(2 + dy, 3 + dx) for dy in (-1, 0, 1) for dx in (-1, 0, 1)]
+    counts = {place: (moved[:, 0, place[0], place[1]] == 1).sum().item() for place in places}
+    assert sum(counts.values()) == len(x)
+    for place, count in counts.items():
+        share = 0.6 if place == (2, 3) else 0.05
+        assert count / len(x) == pytest.approx(share, abs=4 * math.sqrt(share * (1 - share) / len(x)))
+    # Channels move together.
+    assert torch.equal(moved[:, 0, 1:4, 2:5], 2 * moved[:, 1, 1:4, 0:3])
+
+
+def test_what_moves_in_over_the_border_is_the_border() -> None:
+    x = torch.arange(12.0).reshape(1, 1, 3, 4).expand(200, -1, -1, -1)
+    rows, columns = ([max(i + d, 0) if d < 0 else min(i + d, n - 1) for i in range(n)] for n, d in ((3, -1), (4, 1)))
+    expected = x[0, 0][rows][:, columns]
+    moved = draw(x, (0, "train", 1, 1), 2, binarize=False, shift=1.0).x
+    assert any(torch.equal(image, expected) for image in moved[:, 0])
+    assert not any(torch.equal(image, x[0, 0]) for image in moved[:, 0])
+
+
+def test_a_share_of_the_images_is_mirrored() -> None:
+    x = torch.rand(4000, 1, 3, 4)
+    mirrored = draw(x, (0, "train", 1, 1), 2, binarize=False, mirror=0.25).x
+    chosen = (mirrored != x).flatten(1).any(1)
+    assert torch.equal(mirrored[chosen], x[chosen].flip(-1))
+    assert chosen.float().mean().item() == pytest.approx(0.25, abs=4 * math.sqrt(0.1875 / len(x)))
+
+
 def test_corrupted_images_are_bounded_by_the_posterior_of_what_was_seen(tiny: Config) -> None:
     vae = build(tiny)
     x = (torch.rand(5, 1, 4, 4) < 0.5).float()
@@ -256,7 +289,7 @@ def test_corrupted_images_are_bounded_by_the_posterior_of_what_was_seen(tiny: Co
 
 
 def test_validation_sees_whole_images(with_settings: Callable[..., Config], halves: data.Dataset) -> None:
-    config = with_settings(dropout=0.5, flip=0.5)
+    config = with_settings(dropout=0.5, flip=0.5, shift=1.0, mirror=1.0)
     vae, fabric = build(config), training.make_fabric(config)
     plain = with_settings()
     assert training.validate(fabric, vae, halves.valid, config) == training.validate(fabric, vae, halves.valid, plain)
@@ -306,6 +339,7 @@ def test_own_images_are_a_function_of_weights_and_key(tiny: Config) -> None:
         {"validate_every": 2, "smooth": 2},
         {"averages": (0.5, 0.9)},
         {"dropout": 0.1, "flip": 0.05},
+        {"shift": 0.5, "mirror": 0.25},
         {"refine_epochs": 2},
         ALL,
     ],

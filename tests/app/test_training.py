@@ -25,7 +25,7 @@ from tests.app.conftest import Stop, assert_identical, stop_at
 @pytest.mark.parametrize("count", [1, 2, 7, 8])
 def test_the_parts_of_a_batch_are_the_batch(count: int) -> None:
     grey = torch.rand(count, 1, 4, 4)
-    settings = {"binarize": True, "flip": 0.3, "dropout": 0.3}
+    settings = {"binarize": True, "flip": 0.3, "dropout": 0.3, "shift": 0.5, "mirror": 0.5}
     whole = draw(grey, (0, "train", 1, 1), 3, **settings)
     parts = [draw(grey, (0, "train", 1, 1), 3, **settings, rank=rank, world=3) for rank in range(3)]
     counted = [part.weight.bool() for part in parts]

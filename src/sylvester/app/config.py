@@ -440,6 +440,26 @@ class Config(BaseModel):
             recipe=True,
         ),
     ] = 0.0
+    shift: Annotated[
+        float,
+        Setting(
+            "Share of the training images that are shown moved by one pixel, in one of eight directions",
+            0.0,
+            1.0,
+            group="Optimization",
+            recipe=True,
+        ),
+    ] = 0.0
+    mirror: Annotated[
+        float,
+        Setting(
+            "Share of the training images that are shown with left and right exchanged",
+            0.0,
+            1.0,
+            group="Optimization",
+            recipe=True,
+        ),
+    ] = 0.0
     architecture: Annotated[
         str,
         Setting(

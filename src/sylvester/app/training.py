@@ -1,8 +1,8 @@
 """The training loop: annealed bound, validation with a checkpoint, early stopping; then, if wanted, refinement.
 
-Everything random (order, binarization, noise of the posterior, what the encoder is not shown) is a function of (seed,
-epoch, step), for the global batch, so that a resumed run and a run on several devices see what one uninterrupted
-process would.
+Everything random (order, binarization, which images are moved or mirrored, noise of the posterior, what the encoder is
+not shown) is a function of (seed, epoch, step), for the global batch, so that a resumed run and one on several devices
+see what one uninterrupted process would.
 
 Refinement (Zhang et al., 2022, "Generalization gap in amortized inference") trains the inference network, encoder and
 flow, on images that the finished model draws: it can see any number of them, and cannot learn any by heart.
@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from lightning_fabric import Fabric
 from lightning_fabric.plugins.environments import LightningEnvironment
-from torch import Tensor
+from torch import Tensor, nn
 
 from sylvester.allocator import keep_freed_memory
 from sylvester.app import models, processes
@@ -92,15 +92,22 @@ def draw(
     samples: int = 1,
     flip: float = 0.0,
     dropout: float = 0.0,
+    shift: float = 0.0,
+    mirror: float = 0.0,
     rank: int = 0,
     world: int = 1,
 ) -> Shard:
     """Part ``rank`` of ``world`` of a global batch, and its share of the randomness of ``key``.
 
     ``flip`` is the share of pixels that the encoder sees inverted, ``dropout`` that of its outputs which are lost; the
-    others are scaled so that their mean stays.
+    others are scaled so that their mean stays. ``shift`` and ``mirror`` are the shares of images that stand for others.
     """
     total = len(images)
+    if shift:
+        images = shifted(images, shift, stream(*key, "shift"))
+    if mirror:
+        chosen = torch.rand(total, 1, 1, 1, generator=stream(*key, "mirror")) < mirror
+        images = images.flip(-1).where(chosen, images)
     noise = torch.randn(samples, total, latent, generator=stream(*key, "noise"))
     if binarize:
         images = (torch.rand(images.shape, generator=stream(*key, "binarize")) < images).to(images.dtype)
@@ -116,6 +123,20 @@ def draw(
         rows, weight = torch.zeros(1, dtype=torch.long), torch.zeros(1)
     seen, context_mask = (None if each is None else each[rows] for each in (seen, context_mask))
     return Shard(images[rows], noise[:, rows], weight, total, seen, context_mask)
+
+
+def shifted(images: Tensor, share: float, generator: torch.Generator) -> Tensor:
+    """Images (B, C, H, W), a ``share`` of them moved by one pixel towards one of its eight neighbours.
+
+    What moves in over the border is the border itself.
+    """
+    count, _, height, width = images.shape
+    neighbours = torch.tensor([(y, x) for y in (0, 1, 2) for x in (0, 1, 2) if (y, x) != (1, 1)])
+    offsets = neighbours[torch.randint(8, (count,), generator=generator)]  # (B, 2)
+    offsets[torch.rand(count, generator=generator) >= share] = 1
+    rows, columns = (offsets[:, [axis]] + torch.arange(side) for axis, side in enumerate((height, width)))
+    padded = nn.functional.pad(images, (1, 1, 1, 1), mode="replicate").movedim(1, -1)
+    return padded[torch.arange(count)[:, None, None], rows[:, :, None], columns[:, None, :]].movedim(-1, 1)
 
 
 def training_bound(config: Config) -> tuple[Bound, bool]:
@@ -310,6 +331,8 @@ def training_shard(state: State, stage: Stage, data: Dataset, rows: Tensor, key:
         samples=config.samples,
         flip=config.flip,
         dropout=config.dropout,
+        shift=config.shift,
+        mirror=config.mirror,
         **part,
     )
 
