@@ -5,7 +5,8 @@ BIN := $(VENV)/bin
 # Without bytecode: of a gigabyte of modules few are imported, and those are compiled then, and kept: where the
 # environment forbids that, every process would compile torch anew.
 export PYTHONDONTWRITEBYTECODE :=
-PIP := $(BIN)/pip install --quiet --no-compile --disable-pip-version-check --constraint constraints.txt
+CONSTRAINTS ?= constraints.txt
+PIP := $(BIN)/pip install --quiet --no-compile --disable-pip-version-check --constraint $(CONSTRAINTS)
 WORKERS ?= 2
 
 .PHONY: demo test suite test-slow lint types format bench docs gallery wheel clean
@@ -61,7 +62,7 @@ wheel: $(VENV)/.app
 	build/wheel/venv/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt numpy "$$(ls dist/*.whl)[app]"
 	cd build/wheel/empty && ../venv/bin/sylvester --version && ../venv/bin/sylvester train --epochs 1 --quiet
 
-$(VENV)/.app: pyproject.toml constraints.txt
+$(VENV)/.app: pyproject.toml $(CONSTRAINTS)
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) torch
 	$(PIP) --editable ".[app]"

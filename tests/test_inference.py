@@ -288,6 +288,17 @@ def test_any_distribution_is_diagnosed() -> None:
     assert exact.summary()["khat"] is None
 
 
+def test_a_draw_far_above_all_others_is_in_no_tail_and_still_not_to_be_trusted() -> None:
+    def spiked(z: torch.Tensor) -> torch.Tensor:
+        return Normal(0.0, 1.0).log_prob(z).sum(-1) + 12.0 * (z[..., 0] > 4.0)
+
+    diagnosis = diagnose(spiked, Independent(Normal(torch.zeros(1), 1.1), 1))
+    assert diagnosis.ess < 10
+    assert diagnosis.khat < 0.7
+    assert not diagnosis.reliable
+    assert f"leave {diagnosis.ess:.0f} of 10000 draws in effect" in diagnosis.verdict
+
+
 def test_wider_draws_have_the_density_they_claim() -> None:
     """Importance sampling with any spread estimates the same integral."""
     q = flows.Planar(2, transforms=2)()

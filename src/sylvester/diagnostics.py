@@ -48,6 +48,7 @@ BLIND_SPOT = "k̂ and ESS cannot see a mode that q has missed."
 #: ``(*, D) -> (*)``: the logarithm of a density, normalized or not, at each of the points.
 LogDensity = Callable[[Tensor], Tensor]
 
+_ERROR_LIMIT = 0.1  # of log Z: beyond it, fewer than some hundred draws are in effect
 ROUNDING = 1e-6  # an error that is rounding: such weights are equal, and need no k̂ to be trusted
 _AT_ONCE = 10_000  # draws
 _SPREADS = (1.5, 2.0, 4.0)  # how much wider than q's own the noise is that looks for what q has missed
@@ -188,7 +189,13 @@ class Diagnosis:
     def reliable(self) -> bool:
         """Whether importance sampling from q can be trusted *where q puts its mass*; never that this is everywhere."""
         equal = self.log_z_error < ROUNDING
-        return not self.undefined and self.wider_log_z is None and (equal or self.khat <= KHAT_LIMIT)
+        tail = equal or self.khat <= KHAT_LIMIT
+        return not self.undefined and self.wider_log_z is None and tail and not self._vague
+
+    @property
+    def _vague(self) -> bool:
+        """Whether so few draws are in effect that their mean is unknown: one far above all others is in no tail."""
+        return self.log_z_error > _ERROR_LIMIT
 
     @property
     def verdict(self) -> str:
@@ -211,6 +218,11 @@ class Diagnosis:
             )
         elif not self.khat <= KHAT_LIMIT and not self.log_z_error < ROUNDING:
             says.append(f"Pareto k̂ is unknown from {self.samples} draws, so nothing vouches for log Z.")
+        if self._vague:
+            says.append(
+                f"The weights leave {self.ess:.0f} of {self.samples} draws in effect: log Z is known to "
+                f"±{self.log_z_error:.2g} at best."
+            )
         if self.reliable:
             says.append(
                 f"Where q puts its mass, importance sampling makes up for KL = {max(0.0, self.log_z - self.elbo):.2g} "

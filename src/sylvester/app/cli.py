@@ -83,9 +83,9 @@ def _command(group: Group | None, *lines: str, **options: Any) -> dict[str, Any]
 # The format of a user's own images, for --help; `sylvester.app.data.custom` has the details.
 OWN_IMAGES = """Your own images are one archive, `numpy.savez_compressed("mine.npz", train=..., valid=..., test=...)`:
 arrays (N, H, W), (N, C, H, W) or (N, H, W, C) of uint8 (levels 0 to 255), bool, or float in [0, 1]. Without `valid`, a
-tenth of the training images is held out, drawn by the seed. Images of nothing but 0 and 1 are Bernoulli, other bytes
-categorical with 256 levels; grey floats need `--likelihood` or `likelihood="gaussian"` in the archive. With
-`dynamic=True` in it, grey images are binarized afresh at each visit. Anything else in the archive is ignored.
+tenth of the training images is held out, drawn by the seed. Images of nothing but 0 and 1, or the bytes 0 and 255, are
+Bernoulli, other bytes categorical with 256 levels; grey floats need `--likelihood` or `likelihood="gaussian"` in the
+archive. With `dynamic=True` in it, grey images are binarized afresh at each visit. Anything else in it is ignored.
 The convolutional architectures need sides that are multiples of 4."""
 
 app = App(
