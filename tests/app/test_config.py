@@ -69,7 +69,10 @@ def test_the_fast_preset_has_the_papers_networks_and_as_many_steps_on_all_its_da
         for name in ("epochs", "warmup"):
             steps = [getattr(scaled, name) * math.ceil(count / 50), getattr(tuned, name) * 82]
             assert steps[0] == pytest.approx(steps[1], rel=0.2), (dataset, name)
-        assert scaled.patience >= 2 * scaled.validate_every
+        assert (scaled.schedule, scaled.patience) == ("cosine", 0)  # which patience would cut off
+        assert scaled.epochs % scaled.validate_every == 0
+        assert (scaled.shift, scaled.mirror) == (0, 0)
+    assert (tuned.shift, tuned.mirror) == (0.5, 0.25)
     assert resolve({"preset": "fast", "dataset": "freyfaces"}).variance_bounds == (0.01, 7.0)
 
 
