@@ -15,7 +15,12 @@ from typing import Any
 import sylvester
 
 #: Modules of the application that programs may rely on.
-APPLICATION = ("sylvester.app.runs", "sylvester.app.experiments.comparison", "sylvester.app.experiments.paper")
+APPLICATION = (
+    "sylvester.app.data",
+    "sylvester.app.runs",
+    "sylvester.app.experiments.comparison",
+    "sylvester.app.experiments.paper",
+)
 
 
 def missing(*packages: str) -> list[str]:
