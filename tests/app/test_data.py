@@ -20,19 +20,8 @@ import scipy.io
 import torch
 
 from sylvester import names
-from sylvester.app.data import (
-    CATALOGUE,
-    DataError,
-    DownloadError,
-    Entry,
-    File,
-    Variant,
-    check,
-    fetch,
-    files,
-    listing,
-    load,
-)
+from sylvester.app.data import DataError, DownloadError, check, fetch, files, listing, load
+from sylvester.app.data.catalogue import CATALOGUE, Entry, File, Variant
 
 REAL = Path(os.environ.get("SYLVESTER_DATA") or Path(__file__).parents[3] / "shared" / "data")
 needs_real_files = pytest.mark.skipif(not REAL.is_dir(), reason="the published files are not here")

@@ -4,21 +4,16 @@
 one's own images. Loaders touch no global state: what is random in a dataset is a function of the seed.
 """
 
-from sylvester.app.data.catalogue import CATALOGUE, Entry, File, Variant
 from sylvester.app.data.dataset import DataError, Dataset, DownloadError
 from sylvester.app.data.loading import FileReport, Listing, Report, check, fetch, listing, load
 
 __all__ = [
-    "CATALOGUE",
     "DataError",
     "Dataset",
     "DownloadError",
-    "Entry",
-    "File",
     "FileReport",
     "Listing",
     "Report",
-    "Variant",
     "check",
     "fetch",
     "listing",

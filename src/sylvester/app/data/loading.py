@@ -24,6 +24,8 @@ Folder = str | os.PathLike[str] | None
 
 @dataclass(frozen=True)
 class FileReport:
+    """A file of a dataset, and whether its checksum is the one that is known."""
+
     name: str
     path: str | None  # None: not found
     expected: str | None  # None: a user's own file, of which no checksum is known
@@ -45,6 +47,8 @@ class Report:
 
 @dataclass(frozen=True)
 class Listing:
+    """What is known of a dataset before it is read."""
+
     name: str
     image: tuple[int, int, int]
     splits: dict[str, int]
