@@ -56,10 +56,10 @@ wheel: $(VENV)/.app
 	for file in py.typed digits.npz template.html; do grep -q $$file build/wheel/files || exit 1; done
 	! grep -E "tests/|benchmarks/|docs/" build/wheel/files
 	$(PYTHON) -m venv build/wheel/venv
-	build/wheel/venv/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt dist/*.whl
+	build/wheel/venv/bin/pip install --quiet --disable-pip-version-check --constraint $(CONSTRAINTS) dist/*.whl
 	cd build/wheel/empty && ../venv/bin/python -c "import torch, sylvester; \
 	  print(sylvester.flows.TriangularSylvester(4)().rsample_and_log_prob((2,))[1])"
-	build/wheel/venv/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt numpy "$$(ls dist/*.whl)[app]"
+	build/wheel/venv/bin/pip install --quiet --disable-pip-version-check --constraint $(CONSTRAINTS) numpy "$$(ls dist/*.whl)[app]"
 	cd build/wheel/empty && ../venv/bin/sylvester --version && ../venv/bin/sylvester train --epochs 1 --quiet
 
 $(VENV)/.app: pyproject.toml $(CONSTRAINTS)
