@@ -90,7 +90,8 @@ class Entry:
         if not machine:
             return None
         device = machine["accelerator"] or f"{plural(machine['cores'], 'core')}, {plural(machine['threads'], 'thread')}"
-        return f"{machine['cpu']}, {device}, {machine['platform']}"
+        system = machine["platform"].partition("-")[0]  # without the kernel's build, which says nothing to a reader
+        return f"{machine['cpu']}, {device}, {system}"
 
     def figures(self) -> Mapping[str, Any]:
         """The final figures in the customary unit: those of a finished run, in bits per dimension for categorical."""
