@@ -2,7 +2,7 @@
 
 ``training.svg`` has the validation −ELBO over the minutes of training, one line per run: the mean of the validations of
 the last five epochs, as single ones jump. ``nll.svg`` has what `sylvester evaluate RUN --images N` found with more and
-more importance samples, and with annealing, for every run that has several such evaluations.
+more importance samples, and by better ones, adapted or annealed, for every run that has several such evaluations.
 
 Minutes depend on what else the machine did. ``--epoch RUN=SECONDS`` counts the epochs of a run at a pace that was
 measured apart from it, under the conditions of the other runs.
@@ -37,6 +37,11 @@ COLOURS = {
 OVER_TIME = ("gaussian", "triangular-sylvester")  # whose training is drawn: six would hide one another
 STYLES = {"fast": "-", "paper": "--"}
 SMOOTHED = 5  # epochs
+# What an evaluation may have done to its samples: the line that it is drawn as, and what it is called.
+BETTER = {
+    "adapt": ("-", "of a proposal fitted in {:,} rounds"),
+    "anneal": ("-.", "annealed by {:,} transitions"),
+}
 STYLE: Any = {
     "svg.fonttype": "none",
     "svg.hashsalt": "sylvester",  # the same figure is the same text
@@ -88,24 +93,25 @@ def draw_training(axes: Axes, runs: Sequence[Run], paces: Mapping[str, float]) -
 
 
 def evaluations(run: Run) -> list[dict[str, Any]]:
-    """Of a part of the test images, by the number of samples; annealed ones last."""
+    """Of a part of the test images, by the number of samples; those of better samples last."""
     found = [json.loads(file.read_text()) for file in run.path.glob("evaluation-*-first*-seed*.json")]
-    return sorted(found, key=lambda one: (one.get("anneal", 0), one["nll_samples"]))
+    return sorted(found, key=lambda one: (one.get("anneal", 0), one.get("adapt", 0), one["nll_samples"]))
 
 
 def draw_nll(axes: Axes, trust: Axes, runs: Sequence[Run]) -> None:
     for run in runs:
         some, colour = evaluations(run), COLOURS[run.config.flow]
-        plain = [one for one in some if "anneal" not in one]
+        plain = [one for one in some if not BETTER.keys() & one.keys()]
         samples = [one["nll_samples"] for one in plain]
         look: Any = {"marker": "o", "color": colour, "linestyle": STYLES.get(run.config.preset, ":")}
         axes.plot(samples, [one["nll"] for one in plain], label=label(run), **look)
         trust.plot(samples, [100 * one["khat_share"] for one in plain], **look)
         for one in some:
-            if "anneal" in one:
-                how = f"{one['nll_samples']} samples annealed by {one['anneal']:,} transitions"
-                axes.axhline(one["nll"], color=colour, linestyle="-.", label=f"{label(run)}, {how}")
-                trust.axhline(100 * one["khat_share"], color=colour, linestyle="-.")
+            for way, (linestyle, how) in BETTER.items():
+                if way in one:
+                    said = f"{label(run)}, {one['nll_samples']} samples {how.format(one[way])}"
+                    axes.axhline(one["nll"], color=colour, linestyle=linestyle, label=said)
+                    trust.axhline(100 * one["khat_share"], color=colour, linestyle=linestyle)
     axes.set(xscale="log", xlabel="importance samples per image", ylabel="NLL (nats)")
     trust.set(xscale="log", xlabel="importance samples per image", ylabel="images with k̂ > 0.7 (%)", ylim=(-3, 103))
 

@@ -407,13 +407,15 @@ def test_results_are_drawn_beside_the_runs(tmp_path: Path) -> None:
     training = (tmp_path / "training.svg").read_text()
     assert training.count("VAE, quick") == 1  # three lines have one label
     assert not (tmp_path / "nll.svg").exists()
-    for samples, more in ((100, {}), (500, {}), (32, {"anneal": 100})):
-        annealed = "-anneal100" if more else ""
+    for samples, more in ((100, {}), (500, {}), (32, {"anneal": 100}), (500, {"adapt": 4})):
+        better = "".join(f"-{way}{number}" for way, number in more.items())
         figures = {"nll": 23.0, "khat_share": 0.5, "nll_samples": samples, "images": 200, **more}
-        file = tmp_path / run.name / f"evaluation-{samples}{annealed}-first200-seed0.json"
+        file = tmp_path / run.name / f"evaluation-{samples}{better}-first200-seed0.json"
         file.write_text(json.dumps(figures))
     results.main([str(tmp_path)])
-    assert "VAE, quick, 32 samples annealed by 100 transitions" in (tmp_path / "nll.svg").read_text()
+    drawn = (tmp_path / "nll.svg").read_text()
+    assert "VAE, quick, 32 samples annealed by 100 transitions" in drawn
+    assert "VAE, quick, 500 samples of a proposal fitted in 4 rounds" in drawn
 
 
 def test_the_scale_of_curves_is_that_of_the_trained_bound(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ __version__ = "0.1.0"
 
 _SUBMODULES = frozenset(
     {
+        "adaptation",
         "allocator",
         "annealing",
         "diagnostics",
@@ -43,6 +44,7 @@ __all__ = ["FlowDistribution", "VAE", "load", *sorted(_SUBMODULES)]
 if TYPE_CHECKING:
     import torch
 
+    from sylvester import adaptation as adaptation
     from sylvester import allocator as allocator
     from sylvester import annealing as annealing
     from sylvester import diagnostics as diagnostics

@@ -31,6 +31,8 @@ __all__ = ["Annealed", "anneal"]
 # Steps of the leapfrog are this long, times or over two: drawn for each transition, and never tuned to the chains,
 # which would bias their weights.
 _STEP = 0.5
+#: So many make a transition.
+LEAPFROG = 3
 #: Standard normal numbers of one transition beyond those of the momentum: whether it is accepted, and its step.
 EXTRA = 2
 
@@ -48,7 +50,7 @@ def anneal(
     noise: Tensor,
     transitions: int,
     *,
-    leapfrog: int = 3,
+    leapfrog: int = LEAPFROG,
     draw: Callable[[], Tensor] | None = None,
 ) -> Annealed:
     """Bring noise to where the posterior has it, in small steps, and weigh it on the way.
@@ -74,7 +76,7 @@ def anneal(
     """
     if transitions < 1 or leapfrog < 1:
         raise ValueError(f"Expected at least one transition and one step in each; got {transitions} and {leapfrog}")
-    value, slope = _value_and_slope(log_weight, noise)
+    value, slope = value_and_slope(log_weight, noise)
     start, log_w, accepted = value, torch.zeros_like(value), torch.zeros_like(value)
     for t in range(1, transitions + 1):
         log_w += value / transitions
@@ -87,7 +89,7 @@ def anneal(
         for _ in range(leapfrog):
             new_momentum = new_momentum + 0.5 * step * (beta * new_slope - new)
             new = new + step * new_momentum
-            new_value, new_slope = _value_and_slope(log_weight, new)
+            new_value, new_slope = value_and_slope(log_weight, new)
             new_momentum = new_momentum + 0.5 * step * (beta * new_slope - new)
 
         gain = beta * (new_value - value) + 0.5 * ((noise**2 + momentum**2) - (new**2 + new_momentum**2)).sum(-1)
@@ -99,7 +101,7 @@ def anneal(
     return Annealed(log_w, start, accepted)
 
 
-def _value_and_slope(log_weight: Callable[[Tensor], Tensor], noise: Tensor) -> tuple[Tensor, Tensor]:
+def value_and_slope(log_weight: Callable[[Tensor], Tensor], noise: Tensor) -> tuple[Tensor, Tensor]:
     with torch.enable_grad():
         noise = noise.detach().requires_grad_(True)
         value = check_log_weights(log_weight(noise), noise)

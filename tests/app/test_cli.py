@@ -271,20 +271,29 @@ def test_an_evaluation_with_several_numbers_of_samples(finished: Path) -> None:
         assert "Expected --samples to be a whole number" in refused.stderr
 
 
-def test_an_annealed_evaluation_of_some_images(finished: Path) -> None:
-    words = ("evaluate", finished, "--samples", "30", "--images", "5")
-    plain, annealed = (
-        json.loads(sylvester(*words, *more, "--json", "--quiet").stdout) for more in ((), ("--anneal", "20"))
+@pytest.mark.parametrize(
+    ("way", "number", "how"),
+    [
+        ("anneal", 20, "32 samples per image, each annealed by 20 transitions."),
+        ("adapt", 3, "32 samples per image, of a proposal fitted in 3 rounds."),
+    ],
+)
+def test_an_evaluation_of_some_images_by_better_samples(finished: Path, way: str, number: int, how: str) -> None:
+    words = ("evaluate", finished, "--samples", "32", "--images", "5")
+    plain, better = (
+        json.loads(sylvester(*words, *more, "--json", "--quiet").stdout) for more in ((), (f"--{way}", str(number)))
     )
-    assert annealed["neg_elbo"] == pytest.approx(plain["neg_elbo"], rel=1e-6)  # of the same draws, before they move
-    assert annealed["nll_mc_error"] < plain["nll_mc_error"]
-    assert annealed["nll"] == pytest.approx(plain["nll"], abs=5 * plain["nll_mc_error"])
-    assert (annealed["images"], annealed["anneal"], annealed["nll_samples"]) == (5, 20, 30)
-    with safe_open(finished / annealed["evaluation"]["file"], "np") as file:
+    # Of the same draws, before they move, which are as many as a round of adaptation takes.
+    assert better["neg_elbo"] == pytest.approx(plain["neg_elbo"], rel=1e-6)
+    assert better["nll_mc_error"] < plain["nll_mc_error"]
+    assert better["nll"] == pytest.approx(plain["nll"], abs=5 * plain["nll_mc_error"])
+    assert (better["images"], better[way], better["nll_samples"]) == (5, number, 32)
+    with safe_open(finished / better["evaluation"]["file"], "np") as file:
         assert file.get_tensor("log_px").shape == (5,)
-    said = sylvester(*words, "--anneal", "20").stdout
-    assert "30 samples per image, each annealed by 20 transitions." in said
+    assert how in sylvester(*words, f"--{way}", str(number)).stdout
     assert sylvester("evaluate", finished, "--images", "0").returncode == 2
+    refused = sylvester("evaluate", finished, "--adapt", "2", "--anneal", "2")
+    assert (refused.returncode, refused.stderr) == (2, "sylvester: Expected --adapt or --anneal, not both\n")
 
 
 def test_sample_writes_a_picture(finished: Path, tmp_path: Path) -> None:

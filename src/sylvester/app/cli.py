@@ -179,6 +179,7 @@ def resume(run: RunFolder, /, *, data_dir: DataDir = None, quiet: Quiet = False,
         _MODEL,
         "sylvester evaluate runs/digits-triangular-sylvester-1 --samples 5000",
         "sylvester evaluate runs/digits-triangular-sylvester-1 --samples 100,1000,10000 --images 50",
+        "sylvester evaluate runs/digits-triangular-sylvester-1 --samples 500 --adapt 4",
     )
 )
 def evaluate(
@@ -194,13 +195,22 @@ def evaluate(
             show_default="5000",
         ),
     ] = (5000,),
+    adapt: Annotated[
+        int,
+        count(
+            0,
+            WHOLE,
+            "Rounds in which a proposal is fitted to each image's posterior before it is sampled, each as costly as "
+            "six plain samples for every latent. Where k̂ calls an estimate into question, try --samples 500 --adapt 4.",
+        ),
+    ] = 0,
     anneal: Annotated[
         int,
         count(
             0,
             WHOLE,
             "Transitions by which annealing brings each sample to the posterior, each as costly as nine plain samples. "
-            "Where k̂ calls an estimate into question, try --samples 32 --anneal 100.",
+            "Where k̂ is large after --adapt as well, try --samples 32 --anneal 100.",
         ),
     ] = 0,
     images: Annotated[int | None, count(1, WHOLE, "Score the first so many test images alone.")] = None,
@@ -211,24 +221,28 @@ def evaluate(
 ) -> None:
     """Estimate the test log-likelihood of a run's best model.
 
-    By importance sampling, plain or annealed, with the Monte Carlo error and the error over test images. Interrupted
-    and called again, it goes on where it stopped; finished, it shows what it found.
+    By importance sampling, plain, adapted or annealed, with the Monte Carlo error and the error over test images.
+    Interrupted and called again, it goes on where it stopped; finished, it shows what it found.
     """
+    if adapt and anneal:
+        raise ConfigError("Expected --adapt or --anneal, not both")
     opened = Run.open(run)
     opened.require_model()
     data = _load(opened.config, data_dir, quiet=quiet)
 
     from sylvester.app import results
 
-    how = results.Evaluation(max(samples), seed, anneal, images)
+    how = results.Evaluation(max(samples), seed, adapt=adapt, anneal=anneal, images=images)
     with _interruptible(how.command(run, samples)), display.counter("evaluating", quiet) as progress:
         found = results.evaluate_each(opened, data, how, samples, progress=progress, notify=display.say)
     if json:
         display.show_json(found[0] if len(found) == 1 else found)
         return
-    annealed = f", each annealed by {anneal:,} transitions" if anneal else ""
+    how_better = f", each annealed by {anneal:,} transitions" if anneal else ""
+    if adapt:
+        how_better = f", of a proposal fitted in {adapt:,} rounds"
     for figures in found:
-        display.show(f"{display.scores(figures)}, {figures['nll_samples']:,} samples per image{annealed}.")
+        display.show(f"{display.scores(figures)}, {figures['nll_samples']:,} samples per image{how_better}.")
     if found[-1]["warning"]:
         display.show(found[-1]["warning"])
 

@@ -20,6 +20,8 @@ from lightning_fabric import Fabric
 from safetensors.torch import load as load_tensors
 
 import sylvester
+from sylvester.adaptation import draws_of_a_round
+from sylvester.annealing import LEAPFROG
 from sylvester.app import figures, models
 from sylvester.app.checksums import about_tensors, fingerprint, sealed, sealed_tensors
 from sylvester.app.config import FLOW_SETTINGS, RECIPE, Config
@@ -47,7 +49,7 @@ UNTESTED: dict[str, Any] = {
 # What is kept of each test image.
 SCORES = ("log_px", "mc_error", "ess", "khat", "elbo")
 PART = 10_000  # latents between two lines of a partial evaluation
-GRADIENTS = 3 * 3  # of an annealed sample for each transition, each of which takes as long as three latents
+GRADIENT = 3  # takes as long as so many latents
 
 
 def ignore(*said: object) -> None:
@@ -60,19 +62,29 @@ class Evaluation:
 
     samples: int
     seed: int = 0
+    adapt: int = 0  # rounds of each image's proposal
     anneal: int = 0  # transitions of each sample
     images: int | None = None  # the first so many test images; all of them where there is no number
 
     @property
     def name(self) -> str:
-        annealed = f"-anneal{self.anneal}" if self.anneal else ""
         first = f"-first{self.images}" if self.images else ""
-        return f"evaluation-{self.samples}{annealed}{first}-seed{self.seed}"
+        return f"evaluation-{self.samples}{''.join(f'-{way}{n}' for way, n in self.better)}{first}-seed{self.seed}"
+
+    @property
+    def better(self) -> list[tuple[str, int]]:
+        """What is done beyond plain importance sampling: the setting and its number."""
+        return [(way, number) for way, number in (("adapt", self.adapt), ("anneal", self.anneal)) if number]
 
     @property
     def key(self) -> tuple[int, ...]:
         """What the figures of an image depend on. A plain evaluation's is what it was before there were others."""
-        return (self.samples, self.seed, *((self.anneal,) if self.anneal else ()))
+        return (
+            self.samples,
+            self.seed,
+            *((self.anneal,) if self.anneal else ()),
+            *(("adapt", self.adapt) if self.adapt else ()),
+        )
 
     def file(self, run: Run) -> Path:
         """What it found for each image."""
@@ -81,14 +93,14 @@ class Evaluation:
     def command(self, run: Path, counts: Sequence[int] = ()) -> str:
         """What makes it, or goes on with it; or with those that have other numbers of samples."""
         samples = ",".join(map(str, counts or (self.samples,)))
-        annealed = f" --anneal {self.anneal}" if self.anneal else ""
+        better = "".join(f" --{way} {number}" for way, number in self.better)
         first = f" --images {self.images}" if self.images else ""
-        return f"sylvester evaluate {run} --samples {samples}{annealed}{first} --seed {self.seed}"
+        return f"sylvester evaluate {run} --samples {samples}{better}{first} --seed {self.seed}"
 
-    @property
-    def images_at_once(self) -> int:
+    def images_at_once(self, latent: int) -> int:
         """Between two lines of a partial evaluation."""
-        return max(1, PART // (self.samples * (1 + GRADIENTS * self.anneal)))
+        gradients = self.samples * self.anneal * LEAPFROG + self.adapt * draws_of_a_round(latent)
+        return max(1, PART // (self.samples + GRADIENT * gradients))
 
 
 def evaluate(
@@ -147,7 +159,7 @@ def _summarize(run: Run, data: Dataset, how: Evaluation, model: str) -> dict[str
     result = scored | {
         "bits_per_dim": bits_per_dim(scored, data),
         "nll_samples": how.samples,
-        **({"anneal": how.anneal} if how.anneal else {}),
+        **dict(how.better),
         **({"images": how.images} if how.images else {}),
         "ess": summary["ess"],
         "khat_share": summary["khat_share"],  # of the images, how many have a Pareto k̂ too large to trust
@@ -190,7 +202,9 @@ def _score(
             f"Expected a model that stays the same; got {run.path}, whose training found a better one: try again"
         )
     test = data.test[: most.images]
-    size = most.images_at_once  # parts begin at its multiples wherever a kill came: the figures stay the same
+    size = most.images_at_once(
+        run.config.latent
+    )  # parts begin at its multiples wherever a kill came: the figures stay the same
     while (first := min(len(partial.rows) for partial in partials.values())) < len(test):
         part = test[first : first + size]
         estimate = log_likelihood(
@@ -198,6 +212,7 @@ def _score(
             part,
             most.samples,
             fewer=[how.samples for how in fewer],
+            adapt=most.adapt,
             anneal=most.anneal,
             seed=most.seed,
             first=first,
