@@ -2,7 +2,8 @@
 
 ``training.svg`` has the validation −ELBO over the minutes of training, one line per run: the mean of the validations of
 the last five epochs, as single ones jump. ``nll.svg`` has what `sylvester evaluate RUN --images N` found with more and
-more importance samples, and by better ones, adapted or annealed, for every run that has several such evaluations.
+more importance samples, and by better ones, adapted or annealed, for every run that has several such evaluations of the
+largest N.
 
 Minutes depend on what else the machine did. ``--epoch RUN=SECONDS`` counts the epochs of a run at a pace that was
 measured apart from it, under the conditions of the other runs.
@@ -93,8 +94,9 @@ def draw_training(axes: Axes, runs: Sequence[Run], paces: Mapping[str, float]) -
 
 
 def evaluations(run: Run) -> list[dict[str, Any]]:
-    """Of a part of the test images, by the number of samples; those of better samples last."""
+    """Of a part of the test images, the largest there is, by the number of samples; those of better samples last."""
     found = [json.loads(file.read_text()) for file in run.path.glob("evaluation-*-first*-seed*.json")]
+    found = [one for one in found if one["images"] == max(other["images"] for other in found)]
     return sorted(found, key=lambda one: (one.get("anneal", 0), one.get("adapt", 0), one["nll_samples"]))
 
 

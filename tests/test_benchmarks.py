@@ -412,8 +412,11 @@ def test_results_are_drawn_beside_the_runs(tmp_path: Path) -> None:
         figures = {"nll": 23.0, "khat_share": 0.5, "nll_samples": samples, "images": 200, **more}
         file = tmp_path / run.name / f"evaluation-{samples}{better}-first200-seed0.json"
         file.write_text(json.dumps(figures))
+    fewer_images = {"nll": 99.0, "khat_share": 0.5, "nll_samples": 77, "images": 20, "adapt": 4}
+    (tmp_path / run.name / "evaluation-77-adapt4-first20-seed0.json").write_text(json.dumps(fewer_images))
     results.main([str(tmp_path)])
     drawn = (tmp_path / "nll.svg").read_text()
+    assert "77 samples" not in drawn
     assert "VAE, quick, 32 samples annealed by 100 transitions" in drawn
     assert "VAE, quick, 500 samples of a proposal fitted in 4 rounds" in drawn
 
