@@ -15,8 +15,9 @@ has a closed form: the derivative vanishes in m at m = ε̄ + Σḡ, and then in
 
     Σ Γ Σ = C,    Σ = L W diag(w)^(−½) Wᵀ Lᵀ    with C = L Lᵀ and Lᵀ Γ L = W diag(w) Wᵀ.
 
-Draws of that Gaussian make the next one, and so on. This is batch and match (Cai et al., 2024) without its memory of
-earlier rounds. It does not depend on how ε is scaled or turned, and a Gaussian π is found in one round.
+Draws of that Gaussian help to make the next one, and so on. This is batch and match (Cai et al., 2024), without a rate
+of learning: each fit is to all draws of the later half of the rounds so far. How ε is scaled or turned does not matter,
+and a Gaussian π is found in one round, because the same m and Σ fit its slopes wherever the draws are.
 
 After some rounds, fresh draws of Student's t with this m and Σ are weighed by π over its density. They know nothing of
 the draws that made m and Σ, so the mean of the weights is p(x), whatever the fit is worth. The tails of t are heavier
@@ -116,6 +117,7 @@ def adapt(
     standard = noise.cpu().double()
     loc = standard.new_zeros(points, size)
     scale_tril = torch.eye(size, dtype=torch.float64).expand(points, size, size)
+    seen: list[tuple[Tensor, Tensor, Tensor]] = []
     start: Tensor | None = None
     for done in range(rounds):
         if done:
@@ -125,8 +127,9 @@ def adapt(
         found = [value_and_slope(log_weight, part) for part in parts]
         values, slopes = (torch.cat(each).cpu().double() for each in zip(*found, strict=True))
         start = values if start is None else start
-        usable = values.isfinite() & slopes.isfinite().all(-1)
-        loc, scale_tril = _matched(loc, scale_tril, drawn, slopes - drawn, usable)
+        seen.append((drawn, slopes - drawn, values.isfinite() & slopes.isfinite().all(-1)))
+        later = (torch.cat(each) for each in zip(*seen[len(seen) // 2 :], strict=True))
+        loc, scale_tril = _matched(loc, scale_tril, *later)
     assert start is not None
     return Proposal(loc, scale_tril, start)
 
