@@ -77,14 +77,11 @@ class Evaluation:
         return [(way, number) for way, number in (("adapt", self.adapt), ("anneal", self.anneal)) if number]
 
     @property
-    def key(self) -> tuple[int, ...]:
-        """What the figures of an image depend on. A plain evaluation's is what it was before there were others."""
-        return (
-            self.samples,
-            self.seed,
-            *((self.anneal,) if self.anneal else ()),
-            *(("adapt", self.adapt) if self.adapt else ()),
-        )
+    def key(self) -> tuple[int | str, ...]:
+        """What the figures of an image depend on; for older ways of sampling, as before there were newer ones."""
+        annealed = (self.anneal,) if self.anneal else ()
+        adapted = ("adapt", self.adapt) if self.adapt else ()
+        return (self.samples, self.seed, *annealed, *adapted)
 
     def file(self, run: Run) -> Path:
         """What it found for each image."""
@@ -202,9 +199,8 @@ def _score(
             f"Expected a model that stays the same; got {run.path}, whose training found a better one: try again"
         )
     test = data.test[: most.images]
-    size = most.images_at_once(
-        run.config.latent
-    )  # parts begin at its multiples wherever a kill came: the figures stay the same
+    # Parts begin at its multiples wherever a kill came: the figures stay the same.
+    size = most.images_at_once(run.config.latent)
     while (first := min(len(partial.rows) for partial in partials.values())) < len(test):
         part = test[first : first + size]
         estimate = log_likelihood(
