@@ -263,11 +263,11 @@ class _Randomness:
     def __init__(self, seed: int, indices: range, features: int, *, like: Tensor) -> None:
         self.seed, self.indices, self.features, self.device = seed, indices, features, like.device
         self.dtype = like.dtype if like.is_floating_point() else torch.get_default_dtype()
-        self.images = [Noise(stream(seed, "evaluation", index), features) for index in indices]
+        self.of_q = self.others("evaluation", features)
 
     def noise(self, count: int) -> Tensor:
         """Of the next ``count`` samples of each image, (count, B, D)."""
-        return self.like(torch.stack([image.take(count) for image in self.images], 1))
+        return self.like(self.of_q(count))
 
     def transitions(self, samples: range) -> Callable[[], Tensor]:
         """() -> what one transition of each of these samples takes, (S, B, D + 2)."""
