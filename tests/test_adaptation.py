@@ -157,42 +157,6 @@ def test_adaptation_finds_the_likelihood_that_plain_samples_miss(flow: type, str
     torch.testing.assert_close(adapted.elbo, log_likelihood(vae, x, draws_of_a_round(FEATURES)).elbo)
 
 
-@pytest.mark.parametrize("chunk", [1, 7, 64, 1000])
-def test_neither_chunks_nor_parts_change_the_answer(chunk: int) -> None:
-    vae = mistaken()
-    x = vae.sample(5)
-    whole = log_likelihood(vae, x, 30, adapt=2, seed=3, fewer=(9,))
-    parts = [log_likelihood(vae, x[i : i + 2], 30, adapt=2, seed=3, first=i, chunk=chunk) for i in (0, 2, 4)]
-    for name in ("log_px", "mc_error", "ess", "elbo"):
-        torch.testing.assert_close(torch.cat([getattr(part, name) for part in parts]), getattr(whole, name))
-    (fewer,) = whole.fewer
-    torch.testing.assert_close(fewer.log_px, log_likelihood(vae, x, 9, adapt=2, seed=3).log_px)
-
-
-def test_parameters_get_no_gradient_and_the_random_state_stays() -> None:
-    vae = mistaken()
-    x = vae.sample(2)
-    state = torch.get_rng_state()
-    estimate = log_likelihood(vae, x, 4, adapt=2)
-    assert torch.equal(torch.get_rng_state(), state)
-    assert not estimate.log_px.requires_grad
-    assert all(parameter.grad is None for parameter in vae.parameters())
-
-
-def test_a_function_of_ones_own_is_adapted_to_and_so_is_single_precision() -> None:
-    vae = mistaken()
-    x = vae.sample(3)
-
-    def log_weights(x: Tensor, samples: int, noise: Tensor) -> Tensor:
-        terms = vae.log_terms(x, samples, noise=noise)
-        return terms.log_px_z + terms.log_pz - terms.log_q
-
-    found = log_likelihood(log_weights, x, 50, features=FEATURES, adapt=3)
-    torch.testing.assert_close(found.log_px, log_likelihood(vae, x, 50, adapt=3).log_px)
-    single = log_likelihood(vae.float(), x.float(), 50, adapt=3)
-    torch.testing.assert_close(single.log_px, found.log_px, rtol=1e-4, atol=1e-3)
-
-
 def test_what_is_not_finite_is_passed_over() -> None:
     mean, _, log_weight = gaussian_target(1.0)
 

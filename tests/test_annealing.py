@@ -96,38 +96,6 @@ def test_where_q_is_the_posterior_all_weights_are_equal_and_chains_stay_normal()
     assert (last[0].std((0, 1)) - 1).abs().max() < 0.1
 
 
-@pytest.mark.parametrize("chunk", [1, 7, 64, 1000])
-def test_neither_chunks_nor_parts_change_the_answer(chunk: int) -> None:
-    vae = shifted()
-    x = vae.sample(5)
-    whole = log_likelihood(vae, x, 9, anneal=4, seed=3)
-    parts = [log_likelihood(vae, x[i : i + 2], 9, anneal=4, seed=3, first=i, chunk=chunk) for i in (0, 2, 4)]
-    for name in ("log_px", "mc_error", "ess", "elbo"):
-        torch.testing.assert_close(torch.cat([getattr(part, name) for part in parts]), getattr(whole, name))
-
-
-def test_parameters_get_no_gradient_and_the_random_state_stays() -> None:
-    vae = shifted()
-    x = vae.sample(2)
-    state = torch.get_rng_state()
-    estimate = log_likelihood(vae, x, 4, anneal=2)
-    assert torch.equal(torch.get_rng_state(), state)
-    assert not estimate.log_px.requires_grad
-    assert all(parameter.grad is None for parameter in vae.parameters())
-
-
-def test_a_function_of_ones_own_is_annealed_too() -> None:
-    vae = shifted()
-    x = vae.sample(3)
-
-    def log_weights(x: Tensor, samples: int, noise: Tensor) -> Tensor:
-        terms = vae.log_terms(x, samples, noise=noise)
-        return terms.log_px_z + terms.log_pz - terms.log_q
-
-    found = log_likelihood(log_weights, x, 5, features=FEATURES, anneal=3)
-    torch.testing.assert_close(found.log_px, log_likelihood(vae, x, 5, anneal=3).log_px)
-
-
 def test_a_step_into_nowhere_is_refused() -> None:
     def log_weight(noise: Tensor) -> Tensor:
         return noise.squeeze(-1).abs().where(noise.squeeze(-1).abs() < 1, math.nan * noise.squeeze(-1))

@@ -31,6 +31,7 @@ OPTIONS = {
     "orthogonal-sylvester": {"rank": 1},
 }
 COLUMNS = ("log_px", "mc_error", "ess", "khat", "elbo")
+PROPOSALS = pytest.mark.parametrize("proposal", [{}, {"anneal": 2}, {"adapt": 2}], ids=["plain", "anneal", "adapt"])
 
 
 @pytest.fixture(autouse=True)
@@ -136,12 +137,14 @@ def test_the_estimate_grows_with_the_samples_towards_the_truth() -> None:
     assert exact - 0.15 < means[-1] < exact + 0.02
 
 
+@PROPOSALS
 @pytest.mark.parametrize("chunk", [1, 7, 64, 128, 1000, 10_000])
-def test_neither_chunk_nor_grouping_changes_the_answer(chunk: int) -> None:
+def test_neither_chunk_nor_grouping_changes_the_answer(chunk: int, proposal: dict[str, int]) -> None:
     vae = model(wide("triangular-sylvester"))
     x = vae.sample(5)
     for samples in (3, 259):  # 259: no chunk divides it, and blocks of noise end within chunks
-        assert_same(log_likelihood(vae, x, samples, chunk=chunk), log_likelihood(vae, x, samples))
+        expected = log_likelihood(vae, x, samples, **proposal)
+        assert_same(log_likelihood(vae, x, samples, chunk=chunk, **proposal), expected)
 
 
 def joined(parts: list[Estimate]) -> Estimate:
@@ -149,53 +152,70 @@ def joined(parts: list[Estimate]) -> Estimate:
     return Estimate(**columns, samples=parts[0].samples)
 
 
-@pytest.mark.parametrize("anneal", [0, 2])
+@PROPOSALS
 @pytest.mark.parametrize("chunk", [7, None])
-def test_fewer_samples_are_the_first_of_more(anneal: int, chunk: int | None) -> None:
+def test_fewer_samples_are_the_first_of_more(chunk: int | None, proposal: dict[str, int]) -> None:
     vae = model(wide("triangular-sylvester"))
     x = vae.sample(3)
-    whole = log_likelihood(vae, x, 60, fewer=(40, 1), chunk=chunk, anneal=anneal)
-    assert_same(whole, log_likelihood(vae, x, 60, chunk=chunk, anneal=anneal), 0.0)
+    whole = log_likelihood(vae, x, 60, fewer=(40, 1), chunk=chunk, **proposal)
+    assert_same(whole, log_likelihood(vae, x, 60, chunk=chunk, **proposal), 0.0)
     for part, samples in zip(whole.fewer, (40, 1), strict=True):
         assert (part.samples, part.fewer) == (samples, ())
-        assert_same(part, log_likelihood(vae, x, samples, anneal=anneal))
+        assert_same(part, log_likelihood(vae, x, samples, **proposal))
 
 
+@PROPOSALS
 @pytest.mark.parametrize("size", [1, 2, 3, 6])
-def test_parts_evaluated_apart_are_the_whole(size: int) -> None:
+def test_parts_evaluated_apart_are_the_whole(size: int, proposal: dict[str, int]) -> None:
     vae = model(wide("triangular-sylvester"))
     x = vae.sample(6)
     # To the bit where images are decoded one by one, and else to rounding, as other images share their batch.
     for chunk, tolerance in ((40, 0.0), (80, 1e-9), (None, 1e-9)):
-        whole = log_likelihood(vae, x, 40, chunk=chunk)
+        whole = log_likelihood(vae, x, 40, chunk=chunk, **proposal)
         parts = [
-            log_likelihood(vae, part, 40, chunk=chunk, first=size * number) for number, part in enumerate(x.split(size))
+            log_likelihood(vae, part, 40, chunk=chunk, first=size * number, **proposal)
+            for number, part in enumerate(x.split(size))
         ]
         assert_same(joined(parts), whole, tolerance)
 
 
-def test_nothing_is_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@PROPOSALS
+def test_nothing_is_left_behind(proposal: dict[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     vae = model(wide("gaussian"))
     before, state = torch.get_rng_state(), {name: value.clone() for name, value in vae.state_dict().items()}
-    log_likelihood(vae, torch.randn(3, 3, generator=torch.Generator().manual_seed(0)), 30)
+    x = torch.randn(3, 3, generator=torch.Generator().manual_seed(0))
+    estimate = log_likelihood(vae, x, 30, **proposal)
     assert list(tmp_path.iterdir()) == []
     assert torch.equal(torch.get_rng_state(), before)
     torch.testing.assert_close(vae.state_dict(), state, rtol=0, atol=0)
+    assert not estimate.log_px.requires_grad
+    assert all(parameter.grad is None for parameter in vae.parameters())
 
 
-def test_a_function_that_weighs_as_a_vae_does_gets_the_same_estimate() -> None:
+@PROPOSALS
+def test_a_function_that_weighs_as_a_vae_does_gets_the_same_estimate(proposal: dict[str, int]) -> None:
     vae = model(wide("triangular-sylvester"))
     x = vae.sample(5)
+
+    def log_weights(x: Tensor, samples: int, noise: Tensor) -> Tensor:
+        return vae.log_terms(x, samples, noise=noise).log_w
+
+    for chunk in (100, 25):
+        settings = {"chunk": chunk, "seed": 3, **proposal}
+        assert_same(log_likelihood(log_weights, x, 40, features=2, **settings), log_likelihood(vae, x, 40, **settings))
+
+
+def test_a_function_is_asked_for_groups_of_images_and_chunks_of_samples() -> None:
+    vae = model(wide("triangular-sylvester"))
     seen: list[tuple[torch.Size, int, torch.Size, torch.dtype]] = []
 
     def log_weights(x: Tensor, samples: int, noise: Tensor) -> Tensor:
         seen.append((x.shape, samples, noise.shape, noise.dtype))
         return vae.log_terms(x, samples, noise=noise).log_w
 
-    for samples, chunk in ((40, 100), (40, 25)):
-        expected = log_likelihood(vae, x, samples, chunk=chunk, seed=3)
-        assert_same(log_likelihood(log_weights, x, samples, features=2, chunk=chunk, seed=3), expected)
+    for chunk in (100, 25):
+        log_likelihood(log_weights, vae.sample(5), 40, features=2, chunk=chunk)
     assert seen[0] == ((2, 3), 40, (40, 2, 2), torch.float64)
     assert seen[-1] == ((1, 3), 15, (15, 1, 2), torch.float64)
 
@@ -277,11 +297,12 @@ def test_every_image_is_encoded_once_and_every_sample_decoded_in_chunks(samples:
     assert len(encoded) == math.ceil(8 / max(1, chunk // samples))
 
 
-def test_single_precision_agrees_with_double() -> None:
+@pytest.mark.parametrize("adapt", [0, 2])
+def test_single_precision_agrees_with_double(adapt: int) -> None:
     vae = model(wide("triangular-sylvester"))
     x = vae.sample(5)
-    expected = log_likelihood(vae, x, 300)
-    assert_same(log_likelihood(vae.float(), x, 300), expected, tolerance=1e-3)
+    expected = log_likelihood(vae, x, 300, adapt=adapt)
+    assert_same(log_likelihood(vae.float(), x, 300, adapt=adapt), expected, tolerance=1e-3)
 
 
 def test_modules_are_in_evaluation_mode_for_the_time_being() -> None:
