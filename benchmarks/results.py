@@ -38,9 +38,9 @@ COLOURS = {
 OVER_TIME = ("gaussian", "triangular-sylvester")  # whose training is drawn: six would hide one another
 STYLES = {"fast": "-", "paper": "--"}
 SMOOTHED = 5  # epochs
-# What an evaluation may have done to its samples: the line that it is drawn as, and what it is called.
+# What an evaluation may have done to its samples: the line that it is drawn as, if not its run's, and its name.
 BETTER = {
-    "adapt": ("-", "of a proposal fitted in {:,} rounds"),
+    "adapt": (None, "of a proposal fitted in {:,} rounds"),
     "anneal": ("-.", "annealed by {:,} transitions"),
 }
 STYLE: Any = {
@@ -112,8 +112,9 @@ def draw_nll(axes: Axes, trust: Axes, runs: Sequence[Run]) -> None:
             for way, (linestyle, how) in BETTER.items():
                 if way in one:
                     said = f"{label(run)}, {one['nll_samples']} samples {how.format(one[way])}"
-                    axes.axhline(one["nll"], color=colour, linestyle=linestyle, label=said)
-                    trust.axhline(100 * one["khat_share"], color=colour, linestyle=linestyle)
+                    line: Any = {"color": colour, "linestyle": linestyle or look["linestyle"]}
+                    axes.axhline(one["nll"], label=said, **line)
+                    trust.axhline(100 * one["khat_share"], **line)
     axes.set(xscale="log", xlabel="importance samples per image", ylabel="NLL (nats)")
     trust.set(xscale="log", xlabel="importance samples per image", ylabel="images with k̂ > 0.7 (%)", ylim=(-3, 103))
 
