@@ -304,6 +304,7 @@ def demo(
         "sylvester compare --against gaussian",
         "sylvester compare runs/sweep --format md",
         "sylvester compare results/caltech101 --published --details",
+        "sylvester compare results/caltech101 --evaluation 500-adapt4-first200 --against gaussian",
         usage="Usage: sylvester compare [OPTIONS] [RUN...]",
     )
 )
@@ -312,6 +313,14 @@ def compare(
     against: Annotated[
         Flow | None,
         Parameter(help="Show differences from this flow's runs on the same data, paired by seed and test image."),
+    ] = None,
+    evaluation: Annotated[
+        str | None,
+        Parameter(
+            metavar="NAME",
+            help="Compare by what sylvester evaluate found: NAME of evaluation-NAME.json in the runs' folders, such as "
+            "2000 or 500-adapt4-first200. Its seed may be left out.",
+        ),
     ] = None,
     published: Annotated[
         bool, Parameter(negative="", help="Show the paper's figures beside those of its models.")
@@ -331,7 +340,7 @@ def compare(
     """
     from sylvester.app.experiments import comparison
 
-    found = comparison.compare(_folders(runs), against=against)
+    found = comparison.compare(_folders(runs), against=against, evaluation=evaluation)
     _show_comparison(found, format, published=published, details=details)
     _require_intact(found)
 

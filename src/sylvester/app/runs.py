@@ -46,6 +46,8 @@ __all__ = ["FORMAT", "DamagedRun", "Run", "RunError", "RunFailure", "data_of", "
 # What this version writes. It reads all formats up to it; format 0 had neither a number nor checksums.
 FORMAT = RUN_FORMAT
 
+_EVALUATE_AGAIN = "delete both files of that evaluation, and sylvester evaluate makes them again"
+
 
 class RunError(ValueError):
     """A folder that cannot be used as a run, in one sentence."""
@@ -377,19 +379,39 @@ class Run:
 
         In nats: ``log_px`` and its Monte Carlo error ``mc_error``, ``elbo``; and ``ess`` and ``khat``.
         """
-        from safetensors.numpy import load
-
         result = self.result
         evaluation = None if result is None else result.get("evaluation")
         if evaluation is None or evaluation["file"] is None:
             raise RunError(f"Expected a finished run with figures of each test image; got {self.path}")
+        return self._read_scores(evaluation, "result.json")
+
+    def evaluations(self) -> list[str]:
+        """The names, as in ``evaluation-NAME.json``, of what `sylvester evaluate` found beside the run's own result."""
+        return sorted(file.stem.removeprefix("evaluation-") for file in self.path.glob("evaluation-*.json"))
+
+    def evaluation(self, name: str) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+        """One of them, of a finished run: its figures, and its ``scores``."""
+        file = self.path / f"evaluation-{name}.json"
+        result = self.result
+        assert result is not None, "unfinished runs have no best model yet"
+        with self.naming(file, _EVALUATE_AGAIN):
+            figures = checksums.unsealed(checksums.parse_json(file.read_bytes()))
+            if figures["evaluation"]["model"] != result["evaluation"]["model"]:
+                raise Damage("is of another model than result.json")
+        return figures, self._read_scores(figures["evaluation"], file.name, _EVALUATE_AGAIN)
+
+    def _read_scores(
+        self, evaluation: Mapping[str, Any], summary: str, advice: str | None = None
+    ) -> dict[str, np.ndarray]:
+        from safetensors.numpy import load
+
         file = self.path / evaluation["file"]
-        with self.naming(file):
+        with self.naming(file, advice):
             if not file.is_file():
                 raise Missing
             content = file.read_bytes()
             if checksums.about_tensors(content)["checksum"] != evaluation["checksum"]:
-                raise Damage("is not the one that result.json was made from")
+                raise Damage(f"is not the one that {summary} was made from")
         return load(content)
 
     def verify(self) -> None:

@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from sylvester.app import results
+from sylvester.app.checksums import sealed, unsealed
 from sylvester.app.config import resolve
 from sylvester.app.experiments.comparison import compare, find
-from sylvester.app.runs import Run, RunError
+from sylvester.app.runs import Run, RunError, write_json
 from tests.app.experiments.conftest import tiny
 
 
@@ -122,6 +124,70 @@ def test_a_preset_stands_for_what_it_chose(tmp_path: Path) -> None:
     # What one of them changed is said, and what it left to the preset is not.
     Run.create(tmp_path / "slower", resolve({**given, "transforms": 16, "learning_rate": 1e-3}))
     assert compare([tmp_path / "paper-16", tmp_path / "slower"]).varying() == ("preset", "learning_rate")
+
+
+def evaluated(path: Path, samples: int = 40, **how: int) -> dict:
+    run = Run.open(path)
+    return results.evaluate(run, run.data(), results.Evaluation(samples, **how))
+
+
+def test_runs_are_compared_by_another_evaluation_that_they_have(study: Path) -> None:
+    own = compare(study, against="gaussian")
+    better = {name: evaluated(study / name, images=7, seed=5) for name in ("gaussian-0", "gaussian-1", "planar-1")}
+    for name in ("40-first7", "40-first7-seed5"):
+        found = compare(study, against="gaussian", evaluation=name)
+        gaussian, planar = found.groups
+        assert [entry.path.name for entry in found.without] == ["planar-0"]
+        for metric, score in (("neg_elbo", "elbo"), ("nll", "log_px")):
+            expected = statistics.fmean(better[run][metric] for run in ("gaussian-0", "gaussian-1"))
+            assert gaussian.summary(metric).mean == pytest.approx(expected, abs=1e-12)  # type: ignore[union-attr]
+            theirs, ours = (
+                load_file(study / f"{flow}-1" / "evaluation-40-first7-seed5.safetensors")[score]
+                for flow in ("gaussian", "planar")
+            )
+            assert planar.against[metric].mean == pytest.approx((theirs - ours).mean())
+            assert (planar.against[metric].images, planar.against[metric].seeds) == (7, (1,))
+        assert planar.summary("khat_share").mean == better["planar-1"]["khat_share"]  # type: ignore[union-attr]
+    # The runs' own evaluations have a name, too, though each has its seed.
+    assert compare(study, against="gaussian", evaluation="30").groups == own.groups
+
+
+def test_what_is_wrong_with_an_evaluation_is_said(study: Path) -> None:
+    with pytest.raises(RunError, match="Expected an evaluation that a finished run has, 30-seed0, 30-seed1; got 3"):
+        compare(study, evaluation="3")  # a part of a name is none
+    for seed in (1, 2):
+        evaluated(study / "planar-0", seed=seed)
+    with pytest.raises(RunError, match="planar-0, with its seed, of 40-seed1, 40-seed2; got 40"):
+        compare(study, evaluation="40")
+    (study / "gaussian-0" / "result.json").unlink()
+    found = compare(study, evaluation="40-seed1")
+    assert [entry.path.name for entry in found.without] == ["gaussian-0", "gaussian-1", "planar-1"]
+    (group,) = found.groups
+    assert [entry.path.name for entry in group.entries] == ["planar-0"]
+
+
+@pytest.mark.parametrize("suffix", ["json", "safetensors"])
+def test_a_damaged_evaluation_is_named_and_never_compared(study: Path, suffix: str) -> None:
+    for name in ("gaussian-0", "planar-0"):
+        evaluated(study / name)
+    target = study / "planar-0" / f"evaluation-40-seed0.{suffix}"
+    target.write_bytes(target.read_bytes().replace(b"1", b"2"))
+    found = compare(study, evaluation="40")
+    assert [entry.path.name for entry in found.damaged] == ["planar-0"]
+    assert target.name in (found.damaged[0].problem or "")
+    assert "sylvester evaluate makes them again" in (found.damaged[0].problem or "")
+    assert [group.flow for group in found.groups] == ["gaussian"]
+
+
+def test_an_evaluation_of_another_model_is_named(study: Path) -> None:
+    for name in ("planar-0", "planar-1"):
+        evaluated(study / name)
+    target = study / "planar-0" / "evaluation-40-seed0.json"
+    figures = unsealed(json.loads(target.read_text()))
+    figures["evaluation"]["model"] = "another"
+    write_json(target, sealed(figures))
+    (damaged,) = compare(study, evaluation="40").damaged
+    assert "is of another model than result.json" in (damaged.problem or "")
 
 
 def test_bad_input_is_a_sentence(study: Path, tmp_path: Path) -> None:

@@ -144,6 +144,21 @@ def test_the_papers_figures_and_what_training_took_stand_beside_on_request(study
     assert (float(row["nll_published"]), float(row["khat_share"]), float(row["train_minutes"])) == (98.53, 0.987, 1.5)
 
 
+def test_figures_of_another_evaluation_are_called_so(study: Path) -> None:
+    for flow in ("gaussian", "planar"):
+        done = sylvester("evaluate", study / f"{flow}-0", "--samples", 40, "--images", 7, "--quiet")
+        assert done.returncode == 0, done.stderr
+    done = sylvester("compare", study, "--evaluation", "40-first7", "--against", "gaussian", "--format", "md")
+    assert done.returncode == 0, done.stderr
+    nll = json.loads((study / "planar-0" / "evaluation-40-first7-seed0.json").read_text())["nll"]
+    assert f"| {nll:.2f} |" in done.stdout
+    assert "The runs' evaluations 40-first7 of the first 7 images.\n" in done.stdout
+    assert f"{study / 'planar-1'} is left out: it has no such evaluation.\n" in done.stdout
+    done = sylvester("compare", study, "--evaluation", "nosuch")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "Expected an evaluation that a finished run has" in done.stderr
+
+
 def test_a_part_of_an_experiment_can_be_chosen() -> None:
     whole = reproduction.choose("table2")
     assert len(whole.cells) == 3 * 18

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -62,6 +63,7 @@ class Entry:
     epochs: int = 0  # done
     data: Mapping[str, str] | None = None  # checksums of the images' files; None where the folder does not say yet
     problem: str | None = None
+    evaluation: str | None = None  # what the result's test figures are of, where that is not the run's own evaluation
 
     @property
     def config(self) -> Config:
@@ -92,6 +94,11 @@ class Entry:
         device = machine["accelerator"] or f"{plural(machine['cores'], 'core')}, {plural(machine['threads'], 'thread')}"
         system = machine["platform"].partition("-")[0]  # without the kernel's build, which says nothing to a reader
         return f"{machine['cpu']}, {device}, {system}"
+
+    def scores(self) -> Mapping[str, Any]:
+        """Of each test image, as arrays: see `Run.scores`."""
+        assert self.run is not None, "damaged runs have no figures to believe"
+        return self.run.scores() if self.evaluation is None else self.run.evaluation(self.evaluation)[1]
 
     def figures(self) -> Mapping[str, Any]:
         """The final figures in the customary unit: those of a finished run, in bits per dimension for categorical."""
@@ -185,6 +192,8 @@ class Comparison:
     damaged: tuple[Entry, ...] = ()
     repeated: tuple[Entry, ...] = ()  # the same run again, in another folder: counted once
     baseline: str | None = None
+    evaluation: str | None = None  # what runs are compared by, where that is not their own evaluation
+    without: tuple[Entry, ...] = ()  # the runs that have no such evaluation
 
     def varying(self) -> tuple[str, ...]:
         """The settings beside dataset and flow in which groups differ, in the schema's order.
@@ -303,9 +312,51 @@ def _settings_key(entry: Entry) -> str:
     return f"{entry.config.dataset} {settings_of(entry.config, seed=False)}"
 
 
-def compare(paths: Paths, *, against: str | None = None) -> Comparison:
-    """What is in the folders, with differences against the runs of the flow ``against`` on the same data."""
-    return compare_entries(load(paths), against=against)
+def compare(paths: Paths, *, against: str | None = None, evaluation: str | None = None) -> Comparison:
+    """What is in the folders, with differences against the runs of the flow ``against`` on the same data.
+
+    With ``evaluation``, by what `sylvester evaluate` found in the place of the runs' own test figures: NAME of
+    ``evaluation-NAME.json``, with or without its seed.
+    """
+    entries = load(paths)
+    if evaluation is None:
+        return compare_entries(entries, against=against)
+    evaluated = [_evaluated(entry, evaluation) for entry in entries]
+    having = [entry for entry in evaluated if entry is not None]
+    if all(entry.state == "damaged" for entry in having):
+        known = dict.fromkeys(name for entry in entries if entry.run is not None for name in entry.run.evaluations())
+        raise RunError(
+            f"Expected an evaluation that a finished run has, {', '.join(known) or 'made by sylvester evaluate'}; "
+            f"got {evaluation}"
+        )
+    without = tuple(entry for entry, found in zip(entries, evaluated, strict=True) if found is None)
+    return replace(compare_entries(having, against=against), evaluation=evaluation, without=without)
+
+
+def _evaluated(entry: Entry, name: str) -> Entry | None:
+    """The run with the test figures of that evaluation; None if it has none."""
+    if entry.run is None:
+        return entry  # damaged
+    if entry.result is None:
+        return None
+
+    def meant(other: str) -> bool:
+        return re.fullmatch(rf"{re.escape(name)}(-seed\d+)?", other) is not None
+
+    own = (entry.result.get("evaluation") or {}).get("file")
+    if own is not None and meant(Path(own).stem.removeprefix("evaluation-")):
+        return entry
+    found = [other for other in entry.run.evaluations() if meant(other)]
+    if len(found) > 1:
+        raise RunError(f"Expected one evaluation of {entry.path}, with its seed, of {', '.join(found)}; got {name}")
+    if not found:
+        return None
+    try:
+        figures, _ = entry.run.evaluation(found[0])
+    except RunError as error:
+        return Entry(entry.path, "damaged", problem=str(error))
+    result = {key: value for key, value in entry.result.items() if key != "checksum"}  # of its own figures
+    return replace(entry, result=result | figures, evaluation=found[0])
 
 
 def compare_entries(entries: Sequence[Entry], *, against: str | None = None) -> Comparison:
@@ -341,16 +392,14 @@ def differences(found: Group, baseline: Group) -> dict[str, Difference]:
     """Paired by seed and test image, for each metric, over the seeds that both groups have finished and scored."""
     import numpy as np
 
-    scored: dict[int, tuple[dict[str, Any], dict[str, Any]]] = {}
+    scored: dict[int, tuple[Mapping[str, Any], Mapping[str, Any]]] = {}
     others = {entry.config.seed: entry for entry in baseline.finished}
     for entry in found.finished:
         other = others.get(entry.config.seed)
         if other is None:
             continue
-        assert entry.run is not None
-        assert other.run is not None
         try:
-            scored[entry.config.seed] = entry.run.scores(), other.run.scores()
+            scored[entry.config.seed] = entry.scores(), other.scores()
         except DamagedRun:
             raise
         except RunError:  # tested without figures of each image

@@ -104,7 +104,10 @@ def _any_untested(found: Comparison) -> bool:
 
 
 def _notes(found: Comparison) -> Iterator[str]:
-    yield "Test figures in nats per image, mean ± standard deviation over seeds."
+    images = {entry.result.get("images") for group in found.groups for entry in group.finished if entry.result}
+    of = "".join(f" of the first {count} images" for count in images if count)
+    by = f" The runs' evaluations {found.evaluation}{of}." if found.evaluation is not None else ""
+    yield f"Test figures in nats per image, mean ± standard deviation over seeds.{by}"
     if _any_untested(found):
         yield "Validation −ELBO in nats per image, at the epochs that were chosen by it."
     if found.baseline is not None and any(group.against for group in found.groups):
@@ -113,6 +116,8 @@ def _notes(found: Comparison) -> Iterator[str]:
         yield f"{entry.path} is unfinished: {entry.epochs} of at most {entry.config.epochs_at_most} epochs."
     for entry in found.repeated:
         yield f"{entry.path} is left out: it repeats another run."
+    for entry in found.without:
+        yield f"{entry.path} is left out: it has no such evaluation."
     for entry in found.damaged:
         yield f"{entry.path} is left out. {entry.problem}"
 
@@ -194,9 +199,10 @@ def _gap(ours: Summary | None, theirs: Published | None) -> str:
 
 
 def comparison_json(found: Comparison) -> dict[str, Any]:
-    """All there is, with every finished run's result.json as it stands."""
+    """All there is, with every finished run's result.json, its test figures those that the runs are compared by."""
     return {
         "baseline": found.baseline,
+        "evaluation": found.evaluation,
         "groups": [
             {
                 "dataset": group.dataset,
@@ -211,6 +217,7 @@ def comparison_json(found: Comparison) -> dict[str, Any]:
             for group in found.groups
         ],
         "repeated": [str(entry.path) for entry in found.repeated],
+        "without": [str(entry.path) for entry in found.without],
         "damaged": [{"path": str(entry.path), "problem": entry.problem} for entry in found.damaged],
     }
 
