@@ -12,7 +12,7 @@ import torch
 from lightning_fabric import Fabric
 
 import sylvester
-from sylvester.app import data, models, training
+from sylvester.app import data, models, results, training
 from sylvester.app.config import Config, resolve
 from sylvester.app.runs import Run, RunFailure
 from sylvester.app.selection import History, best_epoch, next_stage
@@ -174,6 +174,25 @@ def test_a_resumed_run_is_bit_identical(flow: str, tiny: Config, halves: data.Da
         torch.randn(3)  # what else the process draws must not matter
     got = training.train(broken, grey)
     assert_identical(whole, broken, expected, got)
+
+
+def test_a_result_names_the_threads_that_trained_its_model(tiny: Config, halves: data.Dataset, tmp_path: Path) -> None:
+    """Whoever resumes a run may conclude it with others."""
+    run, threads = Run.create(tmp_path / "run", tiny), torch.get_num_threads()
+    training_threads = [threads + 1, threads + 2, threads + 1]
+
+    def next_epoch(progress: training.Progress) -> None:
+        if progress.valid is None and progress.batch == progress.batches:
+            torch.set_num_threads(training_threads[progress.epoch - 1])
+
+    try:
+        lines = training.train(run, halves, reporting=nullcontext(next_epoch))
+    finally:
+        torch.set_num_threads(threads)
+    assert [line["threads"] for line in lines] == training_threads
+    assert results.conclude(run, halves, lines)["timing"]["machine"]["threads"] == threads + 1
+    of_earlier_versions = [{key: value for key, value in line.items() if key != "threads"} for line in lines]
+    assert results.conclude(run, halves, of_earlier_versions)["timing"]["machine"]["threads"] == threads
 
 
 def test_training_leaves_the_global_generator_alone(tiny: Config, halves: data.Dataset, tmp_path: Path) -> None:

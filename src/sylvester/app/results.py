@@ -6,6 +6,7 @@ import math
 import os
 import platform
 import resource
+import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -313,7 +314,7 @@ def conclude(
         "evaluation_seconds": evaluation_seconds,
         "train_images_per_second": len(history) * len(data.train) / train_seconds,
         "peak_memory_bytes": _peak_memory(),
-        "machine": _machine(),
+        "machine": _machine() | {"threads": _threads(history)},
     }
     return run.write_result(found, timing)
 
@@ -339,9 +340,14 @@ def _machine() -> dict[str, Any]:
         "platform": platform.platform(),
         "cpu": _cpu(),
         "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
         "accelerator": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
     }
+
+
+def _threads(history: History) -> int:
+    """Of most epochs. A resumed run may be concluded with others, and metrics of earlier versions do not say."""
+    counts = [int(line["threads"]) for line in history if "threads" in line]
+    return statistics.mode(counts) if counts else torch.get_num_threads()
 
 
 def _cpu() -> str:

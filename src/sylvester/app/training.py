@@ -261,7 +261,7 @@ def fit(run: Run, data: Dataset, fabric: Fabric, report: Report) -> History:
                         raise RunFailure(f"The loss on the validation images is not finite after epoch {line['epoch']}")
                     line |= choose(history, found, config.smooth)
                     valid = found[line.get("average", OWN)]
-                history.append(line | {"seconds": time.perf_counter() - started})
+                history.append(line | {"seconds": time.perf_counter() - started, "threads": torch.get_num_threads()})
                 if valid is not None:
                     state.keep_best(data)
                 if first:
