@@ -314,7 +314,7 @@ def conclude(
         "evaluation_seconds": evaluation_seconds,
         "train_images_per_second": len(history) * len(data.train) / train_seconds,
         "peak_memory_bytes": _peak_memory(),
-        "machine": _machine() | {"threads": _threads(history)},
+        "machine": _machine(history),
     }
     return run.write_result(found, timing)
 
@@ -334,12 +334,13 @@ def _peak_memory() -> int:
     return peak if sys.platform == "darwin" else 1024 * peak  # Linux counts in KiB
 
 
-def _machine() -> dict[str, Any]:
+def _machine(history: History) -> dict[str, Any]:
     """What the figures and the seconds depend on beside the settings."""
     return {
         "platform": platform.platform(),
         "cpu": _cpu(),
         "cores": os.cpu_count(),
+        "threads": _threads(history),
         "accelerator": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
     }
 
